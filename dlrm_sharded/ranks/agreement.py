@@ -1,9 +1,10 @@
-"""Agreement between ranks: what one of them finds or fails at, all of them return or raise.
+"""Agreement between ranks: what one rank returns or raises, all ranks return or raise.
 
-Ranks that were not started alike raise that: another config on one host trains another model.
+It also detects ranks that were not started alike: a different config on one host would train a
+different model.
 
-must_match: values by their names, such as those of a config by their keys, that are equal on all
-ranks of a job.
+must_match: values by name, such as the values of a config by key, that must be equal on all ranks
+of a job.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from dlrm_sharded.ranks.job_store import JobStore, listed, ranks_text
 T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
 Found: TypeAlias = tuple[str, Mapping[str, Any]]
-"""The host of a rank, and the values by their names that other ranks must match."""
+"""The host of a rank, and its values by name, which other ranks must match."""
 
 POLL_S = 0.1
-"""Time between two looks at whether rank 0 has finished work of unknown length."""
+"""Time between two checks of whether rank 0 has finished work of unknown length."""
 
 
 def on_rank_zero(fn: Callable[[], T], *, group: dist.ProcessGroup | None = None) -> T:
@@ -39,7 +40,7 @@ def on_rank_zero(fn: Callable[[], T], *, group: dist.ProcessGroup | None = None)
     if dist.get_rank() == source:
         try:
             sent[0] = fn()
-            pickle.dumps(sent[0])  # fails here rather than in the broadcast, for which others wait
+            pickle.dumps(sent[0])  # fails here rather than in the broadcast, in which others wait
         except Exception as raised:
             error, sent = raised, [None, _sendable(raised)]
     dist.broadcast_object_list(sent, src=source, group=group)
@@ -51,12 +52,12 @@ def on_rank_zero(fn: Callable[[], T], *, group: dist.ProcessGroup | None = None)
 
 
 def patiently_on_rank_zero(fn: Callable[[], T]) -> T:
-    """Do what `on_rank_zero` does, for work of unknown length, such as the conversion of a dataset.
+    """Do what `on_rank_zero` does, for work of unknown length, such as converting a dataset.
 
-    The other ranks ask the job's store whether rank 0 has finished, because a collective ends with
-    an error after the timeout of its group. They do not block in the store, which watchdogs share.
+    The other ranks poll the job's store until rank 0 has finished, because a collective would fail
+    after the timeout of its group. They do not block in the store, because watchdogs share it.
     """
-    # Stores may outlive a restart of the ranks, so each call has a key that no other call has.
+    # Stores may outlive a restart of the ranks, so each call has a unique key.
     key = on_rank_zero(lambda: f"finished_{uuid.uuid4().hex}")
     store = distributed_c10d._get_default_store()
 
@@ -97,7 +98,7 @@ def all_or_none(*, group: dist.ProcessGroup | None = None) -> Iterator[None]:
 
 
 def as_reported_by_rank_zero(error: E) -> E:
-    """Return an error that all ranks raise alike, so that rank 0 alone reports it."""
+    """Mark an error that all ranks raise alike, so that only rank 0 reports it."""
     error.__cause__ = RankError(error, failed_rank=0, reporter=0, on_all_ranks=True)
     return error
 
@@ -119,7 +120,8 @@ def _sendable(error: Exception) -> Exception:
 def check_before_group(must_match: Mapping[str, Any], job: JobStore) -> None:
     """Compare the values of all ranks through the job's store, before a process group exists.
 
-    Ranks that differ may not be able to form a group, such as one that finds no GPU.
+
+    Ranks that differ may not be able to form a group, for example if one of them finds no GPU.
 
     Raises:
         UnlikeRanksError: ranks differ; all ranks raise it.
@@ -148,7 +150,7 @@ def _refuse_differences(found: Sequence[Found], problem: str, cure: str) -> None
 
 
 def differences_text(found: Sequence[Found]) -> str:
-    """Say which values differ between ranks, and on which hosts; empty if none does."""
+    """Return which values differ between ranks, and on which hosts; empty if none does."""
     texts = []
     for name in sorted({name for _, values in found for name in values}):
         ranks_by_value: dict[str, list[int]] = {}

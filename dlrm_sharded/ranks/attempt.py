@@ -1,6 +1,6 @@
-"""Says which rank this is, whether its job was started again, and when that began.
+"""Says which rank this is, whether its job was restarted, and when the job began.
 
-It reads the environment that torchrun and Slurm set, and loads no torch.
+It reads the environment that torchrun and Slurm set, and does not load torch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def is_restart() -> bool:
 
 
 def job_id() -> str | None:
-    """Return what identifies the job in all its attempts; None if nothing can restart it."""
+    """Return an identifier of the job in all its attempts; None if nothing can restart it."""
     job = os.environ.get("TORCHELASTIC_RUN_ID") or os.environ.get("SLURM_JOB_ID")
     if job == "none":  # torchrun's default; its process is the same in every attempt
         return f"torchrun {os.getppid()} {start_ticks(os.getppid())}"
@@ -41,10 +41,10 @@ def job_id() -> str | None:
 
 
 def started(time_format: str) -> str:
-    """Return the time at which the job began, which later attempts read from a small file.
+    """Return the time at which the job's first attempt began; later attempts read it from a file.
 
     Args:
-        time_format: as `datetime.strftime` takes it.
+        time_format: a format of `datetime.strftime`.
     """
     now = datetime.now()
     job = job_id()

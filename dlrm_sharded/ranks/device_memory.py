@@ -1,4 +1,4 @@
-"""The memory that a rank's device or host has, and can still give."""
+"""The memory of a rank's device or host: used and available."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEMORY_TOLERANCE = 0.01
 def with_memory_of_all_ranks(
     topology: Topology, *, group: dist.ProcessGroup | None = None
 ) -> Topology:
-    """Return the topology with the memory that every rank found; all ranks call it together.
+    """Return the topology with the memory that every rank found; all ranks call this together.
 
     Ranks with nearly equal memory (`MEMORY_TOLERANCE`) all get the smallest value, so that equal
     ranks stay equal and successive runs on one machine have the same task.
@@ -35,16 +35,16 @@ def with_memory_of_all_ranks(
 
 
 def free_bytes(device: torch.device, local_world_size: int) -> int:
-    """Return the free memory of a rank's GPU, or its share of that of the host and its ranks."""
+    """Return the free memory of a rank's GPU, or on a CPU its share of the host's memory."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return available_host_bytes() // local_world_size
 
 
 def used_and_available_bytes(device: torch.device) -> tuple[int, int]:
-    """Return the memory of this rank's process, and what it or its host can still give.
+    """Return the memory that this rank's process uses, and the memory available on its host.
 
-    On CUDA both are those of the device, where the context counts as used.
+    On CUDA, both are the device's memory, of which the context counts as used.
     """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
@@ -54,7 +54,7 @@ def used_and_available_bytes(device: torch.device) -> tuple[int, int]:
 
 
 def available_host_bytes() -> int:
-    """Return the memory that this host can give without swapping, within the container's limits."""
+    """Return the memory available on this host without swapping, within the container's limits."""
     found = re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())
     available = int(found[1]) * 1024 if found else 2**62
     groups = Path("/proc/self/cgroup").read_text()
@@ -62,14 +62,14 @@ def available_host_bytes() -> int:
 
 
 def free_in_groups(text: str, root: Path) -> list[int]:
-    """Return the memory that the control groups of a process can still give, where it is limited.
+    """Return the memory left in each control group of a process that has a limit.
 
-    The limit of any group above the process's own counts. In a container the path of its group may
+    The limits of all parent groups count, too. In a container, the path of the process's group may
     not exist, and the container's group is the root.
 
     Args:
         text: /proc/PID/cgroup, in which version 2 of control groups has the line "0::/path".
-        root: where the groups are mounted.
+        root: mount point of the control groups.
     """
     own = root / text.rpartition("0::/")[2].strip()
     free = []

@@ -10,9 +10,9 @@ from dlrm_sharded.ranks.version_sets import FBGEMM, install_command, installed_v
 
 
 def device_type() -> str:
-    """Return the type of the device that ranks on this machine compute on: cuda or cpu.
+    """Return the type of device on which ranks on this machine compute: cuda or cpu.
 
-    It is cuda wherever GPUs are visible, and `DLRM_SHARDED_DEVICE` demands either of the two. GPUs
+    It is cuda wherever GPUs are visible, unless `DLRM_SHARDED_DEVICE` demands one of the two. GPUs
     that torch cannot use are an error: on the CPU, the job would take many times as long.
 
     Raises:
@@ -36,8 +36,8 @@ def device_type() -> str:
 def column_limit(device: str) -> int | None:
     """Return the `Topology.column_limit` of the installed lookups on a device; None for no limit.
 
-    The CUDA build of FBGEMM 1.6 looks up shards of more than 1,024 columns wrongly: of batches
-    with at most 8 ids a sample, it leaves out the vectors of up to half of the samples (its pull
+    The CUDA build of FBGEMM 1.6 looks up shards of more than 1,024 columns incorrectly: in batches
+    with at most 8 ids per sample, it leaves out the vectors of up to half of the samples (its pull
     request 5569).
     """
     is_old = installed_versions().get(FBGEMM["cuda"], "").startswith("1.6.")
@@ -45,7 +45,7 @@ def column_limit(device: str) -> int | None:
 
 
 def _refusal(num_gpus: int) -> str:
-    """Say why torch cannot use GPUs, and what to change."""
+    """Return a message that says why torch cannot use GPUs, and what to change."""
     import torch
 
     cure = "install a newer driver, or torch, torchrec and fbgemm-gpu for an older CUDA"
@@ -56,7 +56,7 @@ def _refusal(num_gpus: int) -> str:
     reason = "it finds none"
     try:
         torch.cuda.init()
-    except (AssertionError, RuntimeError) as error:  # the former if it is built for the CPU
+    except (AssertionError, RuntimeError) as error:  # AssertionError in a CPU build
         reason = str(error).partition(". ")[0]
     return (
         f"torch {torch.__version__} cannot use the visible GPUs ({num_gpus}; driver "

@@ -33,18 +33,18 @@ from dlrm_sharded.ranks.watch import Heartbeat, Watch
 log = logging.getLogger(__name__)
 
 _further_groups: list[dist.ProcessGroup] = []
-"""Groups that `new_group` has made, apart from that of the job."""
+"""Groups that `new_group_of` has made, in addition to the job's group."""
 
 _group_timeout: timedelta | None = None
-"""Timeout of the job's group, for the groups that are made later."""
+"""Timeout of the job's group, which later groups get, too."""
 
 _heartbeat = Heartbeat()
-"""Says the progress of this process, in all its groups."""
+"""The progress of this process, in all its groups."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """The numbers of a process in its job, the device that it computes on, and its progress."""
+    """The numbers of a process in its job, the device on which it computes, and its progress."""
 
     rank: int
     world_size: int
@@ -59,10 +59,10 @@ class Rank:
 
 
 def rank_from_environment() -> Rank:
-    """Return this process as a rank of its group, or else the rank that torchrun set for it.
+    """Return this process as a rank of its group, or else as the rank that torchrun set for it.
 
-    Without either it is the only rank. The host is that of torchrun's variables, or else one for
-    all ranks.
+    Without either, it is the only rank. Local ranks come from torchrun's variables; without them,
+    all ranks are on one host.
 
     Raises:
         ConfigError: there are GPUs that torch cannot use; see `device_type`.
@@ -76,7 +76,7 @@ def rank_from_environment() -> Rank:
 
 
 def device_of(local_rank: int) -> torch.device:
-    """Return the device of a process: in a group, the GPU that it or its group uses already."""
+    """Return a process's device; in a group, the GPU that the process or group already uses."""
     if device_type() != "cuda":
         return torch.device("cpu")
     if dist.is_initialized():
@@ -85,7 +85,7 @@ def device_of(local_rank: int) -> torch.device:
             return torch.device(bound)
         if torch.cuda.is_initialized():
             return torch.device("cuda", torch.cuda.current_device())
-        local_rank %= torch.cuda.device_count()  # each rank may see its own alone
+        local_rank %= torch.cuda.device_count()  # each rank may see only its own
     return torch.device("cuda", local_rank)
 
 
@@ -95,20 +95,20 @@ def process_group(
 ) -> Iterator[Rank]:
     """Join this process to the job's group as one rank; NCCL on CUDA, gloo elsewhere.
 
-    Linux ends the process when torchrun's agent dies, so that no orphan holds a GPU. Within a block
-    of this, another one is of the same group, which several runs of one process share.
+    Linux ends the process when torchrun's agent dies, so that no orphan holds a GPU. Nested blocks
+    use the same group, so that several runs in one process share it.
 
     Args:
         timeout_s: time that a rank waits for the others.
-        must_match: values that are equal on all ranks, see `ranks.agreement`; None for nothing.
+        must_match: values that must be equal on all ranks, see `ranks.agreement`; None for none.
 
     Raises:
-        ConfigError: the host shows fewer GPUs than it has ranks, torch cannot use them, or hosts
+        ConfigError: a host shows fewer GPUs than it has ranks, torch cannot use them, or hosts
             cannot connect to each other.
-        EndedRankError: another rank has ended with an error before it came here.
-        HungRankError: other ranks did not come here, or to a collective of the block, in time.
-        LostRankError: another rank has gone in a collective of the block. With NCCL, its own
-            watchdog ends the process after these two.
+            EndedRankError: another rank ended with an error before it came here.
+            HungRankError: other ranks did not come here, or to a collective in the block, in time.
+            LostRankError: another rank disappeared during a collective in the block. With NCCL, its
+            own watchdog ends the process in the last two cases.
         UnlikeRanksError: the values differ between ranks.
     """
     rank = rank_from_environment()
@@ -124,7 +124,7 @@ def process_group(
         yield rank
     except BaseException as error:
         watch.stop()
-        # Others are still connected to this rank.
+        # The other ranks are still connected to this one.
         lost = watch.explain(error) if isinstance(error, Exception) else None
         _leave_after(error, lost, on_cuda=rank.device.type == "cuda")
         if lost is None:
@@ -161,10 +161,10 @@ def _join(rank: Rank, job: JobStore) -> None:
 
 
 def _leave_after(error: BaseException, lost: LostRankError | None, *, on_cuda: bool) -> None:
-    """Leave the group after an error, unless others may wait in a collective of it.
+    """Leave the group after an error, unless other ranks may be waiting in one of its collectives.
 
-    NCCL would wait with them, as gloo would for a hung rank: there the process ends with its group,
-    and torchrun ends the others.
+    NCCL would then wait with them, and gloo would wait for a hung rank. In these cases the process
+    ends without leaving its group, and torchrun ends the others.
     """
     waits = on_cuda or isinstance(lost, HungRankError)
     leaves = dist.is_initialized() and (not waits or _is_agreed(error))
@@ -175,19 +175,19 @@ def _leave_after(error: BaseException, lost: LostRankError | None, *, on_cuda: b
 
 
 def new_group(*, backend: str | None = None) -> dist.ProcessGroup:
-    """Return a further group of all ranks, with the timeout of the job's; a collective.
+    """Return another group of all ranks, with the timeout of the job's group; a collective.
 
     Args:
-        backend: "gloo" for collectives of the host; None for that of the job.
+        backend: "gloo" for collectives on the host; None for the job's backend.
     """
     group = new_group_of(range(dist.get_world_size()), backend=backend)
-    assert group is not None  # as this rank is in it
+    assert group is not None  # this rank is in it
     return group
 
 
 def new_group_of(ranks: Iterable[int], *, backend: str | None = None) -> dist.ProcessGroup | None:
-    """Return a further group of some ranks; a collective of all, None on ranks outside of it."""
-    # Without a timeout of its own, torch would give the group one of 30 minutes.
+    """Return another group, of some ranks, or None on other ranks; a collective of all ranks."""
+    # Without an explicit timeout, torch would give the group one of 30 minutes.
     group = dist.new_group(list(ranks), backend=backend, timeout=_group_timeout)
     if not isinstance(group, dist.ProcessGroup):
         return None
@@ -196,16 +196,17 @@ def new_group_of(ranks: Iterable[int], *, backend: str | None = None) -> dist.Pr
 
 
 def leave_group(group: dist.ProcessGroup) -> None:
-    """Leave a further group before the job ends."""
+    """Leave a group of `new_group_of` before the job ends."""
     _further_groups.remove(group)
     dist.destroy_process_group(group)
 
 
 @contextmanager
 def _further_groups_end() -> Iterator[None]:
-    """Leave the further groups of the block at its end, whose threads would run on.
+    """Leave the additional groups of a block at its end, because their threads would run on.
 
-    After an error that not all ranks have, others may be in a collective of such a group.
+    After an error that only some ranks raise, the groups are not left, because other ranks may be
+    in one of their collectives.
     """
     first = len(_further_groups)
     try:
@@ -235,13 +236,13 @@ def _prepare_device(rank: Rank) -> None:
             f"GPUs; start at most {num_gpus} ranks a host, or show each rank all GPUs"
         )
     torch.cuda.set_device(rank.device)
-    # The default of trainings; a run sets what its config says.
+    # The default of training; a run sets the value in its config.
     torch.backends.cuda.matmul.allow_tf32 = True
 
 
 def _leave_group() -> None:
     if torch.cuda.is_initialized():
-        gc.collect()  # models are in reference cycles, and NCCL waits for graphs that they recorded
+        gc.collect()  # models are in reference cycles, and NCCL waits for their CUDA graphs
     dist.destroy_process_group()
     _further_groups.clear()
     # Sharded modules hold the group in reference cycles. A gloo thread that outlives the
@@ -258,9 +259,9 @@ def detect_topology(
     """Return the topology of this job, with the memory that is free on this rank's device.
 
     Args:
-        settings: what a config says of memory and bandwidths; the ranks are those of the job.
+        settings: memory and bandwidths from a config; its ranks are replaced by the job's.
         group: group of the ranks; None for all ranks of the job.
-        rank: this process; None for what `rank_from_environment` says.
+        rank: this process; None for `rank_from_environment()`.
 
     Raises:
         ConfigError: `reserved_gib` leaves nothing for tables.
@@ -279,11 +280,11 @@ def detect_topology(
 
 
 def ranks_per_host(rank: Rank, world_size: int) -> int:
-    """Return how many ranks of a group are on a host; all if the hosts do not share it evenly."""
+    """Return a group's number of ranks per host; all ranks if hosts have different numbers."""
     per_host = min(rank.local_world_size, world_size)
     return world_size if world_size % per_host else per_host
 
 
 def has_core_for_each(rank: Rank) -> bool:
-    """Return whether the threads of a host's ranks have a core each, so that none waits for one."""
+    """Return whether every thread of a host's ranks has its own core."""
     return rank.local_world_size * torch.get_num_threads() <= num_cores()

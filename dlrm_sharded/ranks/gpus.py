@@ -1,7 +1,7 @@
-"""The NVIDIA GPUs that processes on this machine see, and the driver.
+"""The NVIDIA GPUs that are visible to processes on this machine, and the driver.
 
 The Makefile runs this file as a script to choose an environment before any is installed, so it
-needs nothing but Python. The script prints one name for each GPU.
+imports only the standard library. The script prints one name for each GPU.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DEVICE_VARIABLE = "DLRM_SHARDED_DEVICE"
-"""Environment variable whose value, cuda or cpu, demands a device."""
+"""Environment variable that demands a type of device: cuda or cpu."""
 
 DEVICE_FILES = Path("/dev")
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
@@ -25,16 +25,16 @@ TIMEOUT_S = 60
 
 IDLE = 0x1
 SLOWDOWNS = 0x08 | 0x20 | 0x40 | 0x80
-"""Bits of NVML's reasons for a clock: slowdowns by the hardware, for heat, and by the power supply.
-A power limit (0x4) is usual under load, and counts when it changes a clock."""
+"""Bits of NVML's reasons for a clock: slowdowns by hardware, for heat, and by the power supply.
+A power limit (0x4) is usual under load, and only counts if it changes a clock."""
 
 STEADY_CLOCKS = 1.05
-"""Largest factor between two clocks that count as the same."""
+"""Largest ratio of two clocks that count as the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """The clocks of a GPU in MHz, and NVML's bits of what holds them where they are."""
+    """The clocks of a GPU in MHz, and NVML's bits for the reasons that limit them."""
 
     sm_mhz: int
     memory_mhz: int
@@ -50,7 +50,7 @@ class GpuStates:
 
     @property
     def is_disturbed(self) -> bool:
-        """Say whether the GPU was throttled, or its clocks changed, which an idle GPU does."""
+        """Whether the GPU was throttled, or its clocks changed although it was not idle."""
         reasons = self.before.reasons | self.after.reasons
         pairs = (
             (self.before.sm_mhz, self.after.sm_mhz),
@@ -61,7 +61,7 @@ class GpuStates:
 
 
 def gpu_state(uuid: str) -> GpuState | None:
-    """Return the state of a GPU; None if nvidia-smi does not know it, as of a part of one."""
+    """Return the state of a GPU; None if nvidia-smi does not report it, as for a MIG instance."""
     query = "--query-gpu=clocks.sm,clocks.mem,clocks_event_reasons.active"
     line = nvidia_smi(query, "--format=csv,noheader,nounits", "-i", uuid)
     found = re.fullmatch(r"\s*(\d+), (\d+), 0x([0-9a-fA-F]+)\s*", line)
@@ -69,13 +69,13 @@ def gpu_state(uuid: str) -> GpuState | None:
 
 
 def cores_near_gpus(gpus: Sequence[str]) -> int:
-    """Return how many cores of this process each GPU can have on its own NUMA node.
+    """Return how many of this process's cores each GPU can have on its own NUMA node.
 
-    It is 0 where ranks cannot be bound to them: there is one node only, the node of a GPU is not
-    known, or numactl, by which torch binds them, is missing or does not work in this container.
+    It is 0 if ranks cannot be bound: there is only one node, the node of a GPU is unknown, or
+    numactl, which torch uses, is missing or does not work in this container.
 
     Args:
-        gpus: names in CUDA_VISIBLE_DEVICES.
+        gpus: names of GPUs as in CUDA_VISIBLE_DEVICES.
     """
     mine = os.sched_getaffinity(0)
     query = ("--query-gpu=pci.bus_id", "--format=csv,noheader", "-i", ",".join(gpus))
@@ -94,13 +94,13 @@ def cores_near_gpus(gpus: Sequence[str]) -> int:
 
 
 def _numa_node(bus_id: str) -> int:
-    """Return the NUMA node of a PCI device, or -1 if it is not known."""
-    file = PCI_DEVICES / bus_id.lower()[-12:] / "numa_node"  # of domains that have eight digits
+    """Return the NUMA node of a PCI device, or -1 if it is unknown."""
+    file = PCI_DEVICES / bus_id.lower()[-12:] / "numa_node"  # nvidia-smi's have longer domains
     return int(file.read_text()) if file.exists() else -1
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the names in CUDA_VISIBLE_DEVICES of the GPUs that a process would see.
+    """Return the names, as in CUDA_VISIBLE_DEVICES, of the GPUs that a process would see.
 
     As in CUDA, names after the first unknown one do not count.
 
@@ -130,8 +130,8 @@ def driver_version() -> str | None:
 def _num_gpus() -> int:
     """Return the number of GPUs of this machine.
 
-    If nvidia-smi is missing or fails, as it does while an update of the driver waits for a reboot,
-    the files that CUDA would open are counted. A scheduler may deny a job to open them.
+    If nvidia-smi is missing or fails, for example between a driver update and the reboot, this
+    counts the device files that the process may open; a scheduler may deny access to some of them.
     """
     if listed := re.findall(r"^GPU \d", nvidia_smi("-L"), re.MULTILINE):
         return len(listed)
@@ -139,7 +139,7 @@ def _num_gpus() -> int:
 
 
 def nvidia_smi(*options: str) -> str:
-    """Return what nvidia-smi prints, or nothing if it is missing, fails or hangs."""
+    """Return the output of nvidia-smi; empty if it is missing, fails or hangs."""
     return _output("nvidia-smi", *options)
 
 

@@ -1,8 +1,8 @@
 """The agent of a launcher, which starts and watches the ranks of one host.
 
-torchrun's own agent restarts ranks after an error that they would end with again, and does not
-learn of such an error on another host. After success, it waits 300 s for agents that may have died,
-and hears no signal meanwhile. After a failure, it ends at once, and other agents lose the store
+torchrun's own agent restarts ranks even after an error that would occur again, and does not learn
+of such an error on another host. After success, it waits 300 s for agents that may have died, and
+handles no signals in that time. After a failure, it ends at once, and other agents lose the store
 that it serves.
 """
 
@@ -33,15 +33,15 @@ from dlrm_sharded.ranks.store_questions import QUESTION_S, StoreQuestions
 LIMIT_AFTER_SUCCESS_S = 300.0
 LIMIT_AFTER_END_S = 10.0
 LIMIT_AFTER_SIGNAL_S = 4.0
-"""Time that an agent waits for the others: after the ranks' success, after any other end, when
-another agent may be gone, and after a signal, when its ranks may have taken 25 of 30 s already."""
+"""Time that an agent waits for the others: after its ranks' success; after any other end, when
+another agent may be gone; and after a signal, when its ranks may have taken 25 of 30 s already."""
 
 LAUNCHER_EXIT_PREEMPTED = 128 + signal.SIGTERM
-"""Exit code when ranks have ended after a signal and a checkpoint because the launcher of another
-host got a signal. The run is not complete, and a scheduler starts it again."""
+"""Exit code if ranks ended with a checkpoint because the launcher of another host got a signal. The
+run is not complete, so a scheduler should start it again."""
 
 MISTAKE = "dlrm_sharded_mistake"
-"""Key of the agents' store. Its value is the line of an error that the user can fix."""
+"""Key in the agents' store; its value is the message line of an error that the user can fix."""
 
 
 def say(text: str) -> None:
@@ -49,11 +49,11 @@ def say(text: str) -> None:
 
 
 class RanksEndedError(Exception):
-    """Ranks have not ended well.
+    """Ranks ended with an error or after a signal.
 
     Args:
         code: exit code of the launcher.
-        line: the reason; empty if the ranks have said it.
+        line: the reason; empty if the ranks have printed it.
     """
 
     def __init__(self, code: int, line: str) -> None:
@@ -68,17 +68,17 @@ class HostAgent(LocalElasticAgent):
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._end: tuple[int, str] | None = None
-        # Without an answer, an agent still hears signals and the end of its ranks.
+        # An agent must handle signals and its ranks' end even if the store does not answer.
         self._ask = StoreQuestions(QUESTION_S, RuntimeError, RendezvousError).ask
         handler = self._worker_group.spec.rdzv_handler
         for name in ("num_nodes_waiting", "shutdown"):
             setattr(handler, name, functools.partial(self._ask, getattr(handler, name), 0))
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
-        """Run the ranks, and then wait a limited time until the agents of all hosts have ended.
+        """Run the ranks, and then wait for a limited time until the agents of all hosts have ended.
 
         Raises:
-            RanksEndedError: ranks have not ended well.
+            RanksEndedError: ranks ended with an error, or because of a signal on another host.
         """
         limit_s = LIMIT_AFTER_END_S
         try:
@@ -102,13 +102,13 @@ class HostAgent(LocalElasticAgent):
                 StoreQuestions(limit_s, RuntimeError).ask(wait, None)
 
     def _exit_barrier(self) -> None:
-        """Leave it to `run` to wait for the other agents."""
+        """Do nothing, because `run` waits for the other agents."""
 
     def _messages(self) -> list[Mapping[str, Any]]:
-        """Return what ranks of this host wrote of their ends after the last start.
+        """Return the messages that this host's ranks wrote when they ended, after the last start.
 
-        See `commands.exit_codes`: `line` is what is shown of the error, and `is_said` whether the
-        rank has shown it.
+        See `commands.exit_codes`: `line` is the line that users see of the error, and `is_said`
+        tells whether the rank has printed it.
         """
         found = []
         for path in (self._pcontext.error_files if self._pcontext else {}).values():
@@ -124,9 +124,9 @@ class HostAgent(LocalElasticAgent):
         return result
 
     def _end_after(self, failures: Mapping[int, ProcessFailure]) -> tuple[int, str]:
-        """Return the exit code and the line for failures of ranks.
+        """Return the exit code and the message line for failures of ranks.
 
-        An error that the user can fix counts for all hosts, whichever has found it.
+        An error that the user can fix counts for all hosts, whichever host found it.
         """
         code, line = reason(failures)
         store = self._store
@@ -142,16 +142,17 @@ class HostAgent(LocalElasticAgent):
         os.environ[RESTARTS_VARIABLE] = str(number)
         why = self._end[1] if self._end else "ranks of another host have ended"
         say(f"{why}; all ranks start again (restart {number})")
-        # A store that torch has made for the ranks is for one start alone.
+        # A store that torch made for the ranks serves only one start.
         worker_group.spec.rdzv_handler._bootstrap_store_info = None  # type: ignore[attr-defined]
         super()._restart_workers(worker_group)
 
 
 def reason(failures: Mapping[int, ProcessFailure]) -> tuple[int, str]:
-    """Return the exit code and the line for the failure that has caused the others.
+    """Return the exit code and the message line for the failure that caused the others.
 
-    That is the first one; the agent itself ends the other ranks with SIGTERM. A program that ends
-    with 2 and writes no error file could not read its command line, and has said so.
+    That is the first one, because the agent itself ends the other ranks with SIGTERM. A program
+    that exits with 2 and writes no error file could not parse its command line, and has printed
+    that.
     """
     rank, failure = min(
         failures.items(), key=lambda one: (one[1].exitcode == -signal.SIGTERM, one[1].timestamp)
@@ -167,7 +168,7 @@ def reason(failures: Mapping[int, ProcessFailure]) -> tuple[int, str]:
 
 
 def end_text(failure: ProcessFailure) -> str:
-    """Return how a process ended that has written no error file."""
+    """Return a text that says how a process ended that wrote no error file."""
     if failure.exitcode >= 0:
         return f"ended with exit code {failure.exitcode}"
     name = failure.signal_name()

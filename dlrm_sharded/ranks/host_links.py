@@ -1,10 +1,10 @@
-"""Chooses the interfaces that connect the hosts of a job, and tries the connections.
+"""Chooses the network interfaces that connect the hosts of a job, and tries the connections.
 
-gloo would listen at the address that a host's own name resolves to. Debian and most images resolve
-it to the loopback, and other hosts have a network there that is closed between them. Ranks then
-wait for each other without an error.
+By default, gloo listens at the address to which a host's own name resolves. On Debian and in most
+images that is the loopback, and on other hosts it may be a network that is closed between them.
+Ranks then wait for each other without an error.
 
-way: the host, interface, address and port at which a rank listens for a try.
+way: the host, interface, address and port at which a rank listens for trial connections.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 GLOO_VARIABLE = "GLOO_SOCKET_IFNAME"
 
 CONNECT_S = 10.0
-"""Time in which a host answers a connection of another one."""
+"""Time limit for a connection to another host."""
 
 SIOCGIFADDR = 0x8915
 """Linux's request for the first IPv4 address of an interface, see netdevice(7)."""
@@ -37,9 +37,9 @@ IPV6_TABLE = Path("/proc/net/if_inet6")
 
 
 def connect_hosts(job: JobStore) -> None:
-    """Let gloo use an interface that all other hosts reach; all ranks call it before any group.
+    """Make gloo use an interface that all other hosts reach; all ranks call this before any group.
 
-    A job of one host, or of one network namespace, stays as it is.
+    On one host, or in one network namespace, it changes nothing.
 
     Raises:
         ConfigError: a host has no such interface, or cannot connect to another one. All ranks
@@ -84,7 +84,10 @@ def connect_hosts(job: JobStore) -> None:
 
 
 def _why_not_connected(own: str, other: str, address: str, port: int) -> str | None:
-    """Linux answers a connection to a socket that listens, before a program accepts it."""
+    """Return why another host cannot be reached; None if it can.
+
+    Linux completes a connection to a listening socket before the program accepts it.
+    """
     try:
         socket.create_connection((address, port), CONNECT_S).close()
     except OSError as error:
@@ -93,7 +96,7 @@ def _why_not_connected(own: str, other: str, address: str, port: int) -> str | N
 
 
 def chosen_interface(own: str) -> tuple[str, str]:
-    """Return the interface that the user names, or that with an address, and its first address.
+    """Return the interface that the user names, or the one with address `own`, and its address.
 
     Raises:
         ConfigError: there is no such interface.
@@ -112,18 +115,18 @@ def chosen_interface(own: str) -> tuple[str, str]:
 
 
 def network_name() -> str:
-    """Return what only processes with the same interfaces share.
+    """Return a name that only processes with the same network interfaces share.
 
-    Two containers of a machine differ, and so do hosts that were cloned with one host name.
+    Two containers of a machine have different names, and so do cloned hosts with equal host names.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}_{Path('/proc/self/ns/net').stat().st_ino}"
 
 
 def interface_addresses() -> list[tuple[str, str]]:
-    """Return names and addresses of interfaces: the first IPv4 address of each, then IPv6.
+    """Return interfaces and their addresses: the first IPv4 address of each, then IPv6 addresses.
 
-    gloo listens at the first address of an interface. IPv6 addresses of one link only are left out.
+    gloo listens at the first address of an interface. Link-local IPv6 addresses are left out.
     """
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
@@ -145,10 +148,10 @@ def is_loopback(address: str) -> bool:
 
 
 def source_towards(host: str) -> tuple[str, str]:
-    """Return this host's address on the way to another one, and the other one's; sends nothing.
+    """Return this host's address on the route to another host, and that host's; send nothing.
 
     Raises:
-        OSError: the name is not known, or there is no way.
+        OSError: the name is unknown, or there is no route.
     """
     family, _, _, _, target = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as way:

@@ -1,6 +1,6 @@
-"""The store of a job, through which ranks know of each other before, and after, a group exists.
+"""The store of a job, through which ranks communicate before, and after, a group exists.
 
-meeting: all ranks come, before they start their group, unless one has ended with an error.
+meeting: all ranks wait for each other before they form their group, unless one ended with an error.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from dlrm_sharded.ranks.attempt import rank_number
 from dlrm_sharded.ranks.store_questions import StoreQuestions
 
 POLL_S = 0.1
-"""Time between two looks at the store."""
+"""Time between two checks of the store."""
 
 MAX_NAMED = 5
-"""Ranks, hosts or differences that a message names."""
+"""Largest number of ranks, hosts or differences that a message names."""
 
 NOBODY = -1
-"""The reporter of an error that another rank has reported."""
+"""Reporter of an error that another rank has already reported."""
 
 _num_groups = itertools.count()
 _store_of_one = dist.HashStore()
-"""The store of a job without a launcher, which has one rank."""
+"""The store of a job without a launcher, which has a single rank."""
 _served: dist.Store | None = None
-"""The store that rank 0 serves until it ends: others may read in it after rank 0 has failed."""
+"""The store that rank 0 serves until its process ends: others may read it after rank 0 failed."""
 
 
 def connect(timeout_s: float) -> dist.Store:
-    """Connect to the job's store, which torchrun's agent serves, or else rank 0.
+    """Connect to the job's store, which torchrun's agent or else rank 0 serves.
 
     Raises:
-        ConfigError: rank 0 cannot serve the store at the port that is given.
+        ConfigError: rank 0 cannot serve the store at the given port.
         LostRankError: no store answers in time.
     """
     global _served
@@ -59,7 +59,7 @@ def connect(timeout_s: float) -> dist.Store:
     options = {"is_master": is_master, "wait_for_workers": False, "multi_tenant": True}
     store, details = None, ""
     try:
-        # Torch waits for ever, deaf to signals, for another program that listens there.
+        # If another program listens there, torch waits forever, without handling signals.
         store = StoreQuestions(timeout_s).ask(
             lambda: dist.TCPStore(host, int(port), timeout=timeout, **options), None
         )
@@ -71,23 +71,23 @@ def connect(timeout_s: float) -> dist.Store:
             "first rank does not run there, or another program has the port"
         )
     _served = store if is_master else _served
-    # torchrun's store outlives a restart. With several agents, their counts may differ.
+    # torchrun's store outlives a restart. Several agents may count restarts differently.
     is_alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_alone else ""
     return dist.PrefixStore(f"dlrm_sharded_{attempt}", store)
 
 
 def wait_for_all_ranks(timeout_s: float) -> None:
-    """Return when every rank of the job has called this, before or after the job had a group.
+    """Return when every rank of the job has called this, whether or not the job has a group.
 
-    It needs neither a device nor a connection between ranks: only the job's store.
+    It needs neither a device nor a connection between ranks, only the job's store.
     """
     store = dist.PrefixStore("end", connect(timeout_s))
     barrier(store, int(os.environ["WORLD_SIZE"]), "all_are_here", timeout_s)
 
 
 def announce_end(message: str, *, is_reported: bool, timeout_s: float) -> None:
-    """Inform ranks that come to a meeting later that this one has ended with an error."""
+    """Inform ranks that come to a meeting later that this rank ended with an error."""
     value = json.dumps([rank_number(), message, is_reported])
     dist.PrefixStore("meeting", connect(timeout_s)).set("ended", value)
 
@@ -108,14 +108,14 @@ class JobStore:
         self.store = dist.PrefixStore(self._prefix, self._job)
 
     def connect_again(self) -> dist.Store:
-        """Return a connection of its own to this group's part of the store."""
+        """Return a separate connection to this group's part of the store."""
         return dist.PrefixStore(self._prefix, connect(self.timeout_s))
 
     def meet(self) -> None:
-        """Return when all ranks have come.
+        """Return when all ranks have called this.
 
         Raises:
-            EndedRankError: a rank has ended with an error before.
+            EndedRankError: a rank ended with an error before.
             HungRankError: a rank did not come in time.
         """
         deadline = time.monotonic() + self.timeout_s
@@ -140,14 +140,14 @@ class JobStore:
         """Return the values of all ranks in their order; rank 0, which may serve the store, waits.
 
         Args:
-            value: a value that JSON can hold; others become their texts.
+            value: a value that JSON can represent; other values are converted to strings.
         """
         data = json.dumps(value, default=str).encode()
         values = synchronize(self.store, data, self.rank, self.world_size, key, self.timeout_s)
         return [json.loads(one) for one in values]
 
     def reported_once(self, error: LostRankError) -> LostRankError:
-        """Let the first rank that comes here report the error, for all of them."""
+        """Mark the error, so that only the first rank that calls this reports it."""
         reporter = self.rank if self.store.add("reports", 1) == 1 else NOBODY
         error.__cause__ = RankError(error, failed_rank=0, reporter=reporter)
         return error
@@ -162,12 +162,12 @@ def _ended_error(value: bytes, rank: int) -> EndedRankError:
 
 
 def ranks_text(ranks: Sequence[int], hosts: Sequence[str] = ()) -> str:
-    """Return ranks in words, with their hosts if they are given; the first few of many."""
+    """Return a text of ranks, with their hosts if given, which names only the first few of many."""
     text = f"rank{'s' if len(ranks) > 1 else ''} {listed([*map(str, ranks)], ', ')}"
     return f"{text} ({listed([*dict.fromkeys(hosts)], ', ')})" if hosts else text
 
 
 def listed(texts: Sequence[str], separator: str) -> str:
-    """Join texts, of which so many are named and all others counted."""
+    """Join the first `MAX_NAMED` texts, and the number of all others."""
     more = len(texts) - MAX_NAMED
     return separator.join([*texts[:MAX_NAMED], *([f"{more} more"] if more > 0 else [])])

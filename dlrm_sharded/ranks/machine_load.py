@@ -1,4 +1,4 @@
-"""Watches the load of the machines on which ranks compute, because load slows measurements."""
+"""Watches the load of the machines on which ranks compute, because load distorts measurements."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from dlrm_sharded.ranks.gpus import GpuState, GpuStates, gpu_state
 
 BUSY_CYCLES = 10**9
-"""Half a second of a GPU, within which nvidia-smi answers."""
+"""GPU cycles of about half a second, within which nvidia-smi answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +23,13 @@ class MachineLoad:
     """The load of all hosts, and the states of all GPUs, while the ranks computed.
 
     Args:
-        hosts: load average of each host at the beginning, by its name.
+        hosts: load average of each host at the beginning, by host name.
         began_s: the beginning, in seconds since 1970.
-        core_wait: largest share of the time in which a rank could have run, and others had the
-            cores; 0 where the kernel does not say.
-        gpus: states of each rank's GPU, in rank order; none on CPUs, and none where nvidia-smi
-            does not know one of them.
+        core_wait: largest share of time in which a rank was ready to run, but others had the
+            cores; 0 where the kernel does not report it.
+            gpus: states of each rank's GPU, in rank order; empty on CPUs, and if nvidia-smi does
+                not
+            report one of them.
     """
 
     hosts: Mapping[str, float]
@@ -38,7 +39,7 @@ class MachineLoad:
 
     @property
     def slowed_gpu(self) -> str | None:
-        """Say which GPU was throttled or changed its clocks; None if none did."""
+        """A text that says which GPU was throttled or changed its clocks; None if none did."""
         for rank, gpu in enumerate(self.gpus):
             if gpu.is_disturbed:
                 return (
@@ -50,7 +51,7 @@ class MachineLoad:
 
 
 class LoadWatch:
-    """Watches the load that this rank computes under, from its construction on."""
+    """Watches the load under which this rank computes, from construction on."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._gpu = device, _state_of(device)
@@ -76,17 +77,17 @@ class LoadWatch:
 
 
 def _state_of(device: torch.device) -> GpuState | None:
-    """Return the state of a GPU while it is busy, as clocks of an idle one say nothing."""
+    """Return the state of a GPU while it is busy, because the clocks of an idle one say nothing."""
     if device.type != "cuda":
         return None
     torch.cuda._sleep(BUSY_CYCLES)
     state = gpu_state(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-    torch.cuda.synchronize(device)  # what is measured next would be launched ahead of the GPU
+    torch.cuda.synchronize(device)  # otherwise, later work would be launched ahead of the GPU
     return state
 
 
 def core_wait_s() -> float:
-    """Return how long this thread could have run and did not, since its start; 0 if not known."""
+    """Return how long this thread waited for a core since its start, in s; 0 if unknown."""
     try:
         return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     except (OSError, LookupError, ValueError):

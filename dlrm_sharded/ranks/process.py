@@ -24,10 +24,10 @@ TOP_PAD_BYTES = 2**26
 
 
 LAUNCHER_VARIABLE = "DLRM_SHARDED_LAUNCHER_PID"
-"""Process that started the ranks of this host; our launcher gives it to them."""
+"""Variable with the process that started the ranks of this host; our launcher sets it."""
 
 ENDS_WITH_PARENT = "DLRM_SHARDED_ENDS_WITH_PARENT"
-"""A launcher for which this is set ends when the process ends that started it."""
+"""Variable that makes a launcher end when its parent process ends."""
 
 
 def num_cores() -> int:
@@ -36,7 +36,7 @@ def num_cores() -> int:
 
 
 def threads_of_a_rank(ranks_per_host: int) -> int:
-    """Return the threads that one of so many ranks of a host computes with, if none are stated.
+    """Return the default number of threads of a rank, given the number of ranks on its host.
 
     More threads than cores cost far more than fewer threads do.
     """
@@ -45,19 +45,19 @@ def threads_of_a_rank(ranks_per_host: int) -> int:
 
 @contextmanager
 def quiet_without_reader() -> Iterator[None]:
-    """End the process as SIGPIPE would if nobody reads its output any more, as after `| head`.
+    """End the process as SIGPIPE would if nobody reads its output anymore, as after `| head`.
 
-    Python ignores the signal, as sockets can have lost their readers too.
+    Python ignores the signal, because sockets can lose their readers, too.
     """
     try:
         try:
             yield
         finally:
-            sys.stdout.flush()  # at the interpreter's end it could not be caught
+            sys.stdout.flush()  # an error at the interpreter's exit could not be caught
     except BrokenPipeError:
         output = select.poll()
         output.register(1, 0)
-        if not output.poll(0):  # it was a socket
+        if not output.poll(0):  # the error was about a socket
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered goes there
         raise SystemExit(128 + signal.SIGPIPE) from None
@@ -65,7 +65,7 @@ def quiet_without_reader() -> Iterator[None]:
 
 @contextmanager
 def kept_signals(numbers: Iterable[signal.Signals]) -> Iterator[Mapping[signal.Signals, Any]]:
-    """Restore the handlers of signals after the block, which is given those from before it."""
+    """Restore the handlers of signals after the block; yield the handlers from before it."""
     before = {number: signal.getsignal(number) for number in numbers}
     try:
         yield before
@@ -74,26 +74,26 @@ def kept_signals(numbers: Iterable[signal.Signals]) -> Iterator[Mapping[signal.S
 
 
 def set_handlers(handlers: Mapping[signal.Signals, Any]) -> None:
-    """Set handlers of signals, unless this is a thread that Python does not allow to."""
+    """Set handlers of signals if this is the main thread; Python allows no other one to."""
     if threading.current_thread() is threading.main_thread():
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
 def forget_frames(error: BaseException) -> None:
-    """Clear the local variables of the frames that an error and its causes have ended.
+    """Clear the local variables of the frames through which an error and its causes passed.
 
     They refer to the sharded model, and the model to the job's process group.
     """
     errors = [error]
-    for one in errors:  # which grows
+    for one in errors:  # the list grows
         traceback.clear_frames(one.__traceback__)
         related = (one.__cause__, one.__context__)
         errors += [other for other in related if other is not None and other not in errors]
 
 
 def die_with_parent(parent: int = PARENT, number: signal.Signals = signal.SIGKILL) -> None:
-    """Let Linux end this process when its parent dies, so that no orphan holds a GPU.
+    """Make Linux end this process when its parent dies, so that no orphan holds a GPU.
 
     Args:
         parent: the process that started this one.
@@ -103,13 +103,13 @@ def die_with_parent(parent: int = PARENT, number: signal.Signals = signal.SIGKIL
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
         launcher = int(os.environ.get(LAUNCHER_VARIABLE, "0"))
         has_launcher = not launcher or start_ticks(launcher) is not None
-        if not has_launcher or os.getppid() != parent:  # it has died already: Linux sends nothing
+        if not has_launcher or os.getppid() != parent:  # it died before: Linux sends nothing
             os.kill(os.getpid(), number)
 
 
 def start_ticks(pid: int) -> int | None:
     """Return when a process started, in clock ticks since boot, or None if it has ended."""
-    try:  # the fields of proc_pid_stat(5) from the state on, which is the third
+    try:  # the fields of proc_pid_stat(5) from the third, the state, on
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
@@ -117,11 +117,11 @@ def start_ticks(pid: int) -> int | None:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep large freed blocks for the next allocation instead of returning them to Linux.
+    """Make glibc keep large freed blocks for later allocations instead of returning them to Linux.
 
     Pooled vectors are tens of MB and are allocated anew in every step. If their pages go back to
     Linux, each step faults them in again, which can double the time of a lookup on a CPU, depending
-    on the layout of the heap. Other C libraries stay as they are.
+    on the layout of the heap. With other C libraries, nothing changes.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "gnu_get_libc_version"):
@@ -131,18 +131,18 @@ def keep_freed_memory() -> None:
 
 
 def release_freed_memory() -> None:
-    """Return freed blocks to Linux once; other C libraries than glibc keep them."""
+    """Return freed blocks to Linux once; with C libraries other than glibc, do nothing."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
 
 
 def forget_peak_memory() -> None:
-    """Let the largest memory that the system reports of this process start anew, if it can."""
+    """Reset the peak memory that Linux reports for this process, if possible."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets the peak resident set size
 
 
 def resident_bytes() -> int:
-    """Return the memory that this process uses, with its share of files and libraries."""
+    """Return the resident memory of this process, including mapped files and libraries."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,10 +1,11 @@
-"""Where the launchers of a job meet, and its ranks.
+"""The rendezvous of a job: where its launchers, and its ranks, meet.
 
 torchrun's own rendezvous listens on all network interfaces, even where all ranks run on one host,
 and serves one store for all restarts, in which restarted gloo ranks find the addresses of dead
-ranks (pytorch #135712). On several hosts, a launcher does not know how others reach its own.
+ranks (pytorch #135712). On several hosts, a launcher does not know at which address others reach
+its host.
 
-store: torch's TCPStore; ranks find each other by it.
+store: torch's TCPStore, by which ranks find each other.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ STORE_TIMEOUT_S = 60
 
 
 class LoopbackRendezvous(StaticTCPRendezvous):
-    """The rendezvous of one host: each start has a store of its own on the loopback interface.
+    """The rendezvous of one host: each start has its own store on the loopback interface.
 
     The launcher serves it, so it answers even if rank 0 dies.
     """
@@ -54,7 +55,7 @@ def _on_loopback(parameters: RendezvousParameters) -> LoopbackRendezvous:
 
 
 def adapt_rendezvous(config: LaunchConfig) -> None:
-    """Let the ranks of one host meet on its loopback, and those of several where all reach them."""
+    """Make ranks meet on the loopback of a single host, or at an address that all hosts reach."""
     if config.max_nodes == 1:
         rendezvous_handler_registry.register(BACKEND, _on_loopback)
         config.rdzv_backend = BACKEND
@@ -63,30 +64,33 @@ def adapt_rendezvous(config: LaunchConfig) -> None:
 
 
 def _set_reached_address(config: LaunchConfig) -> None:
-    """Set an address by which other hosts reach this one, if one is known; the user's is kept.
+    """Set an address at which other hosts reach this one, if known; keep the user's address.
 
-    torch takes what the system says of its own name, which can be the loopback, and other hosts
-    can know that name by another address or not at all. It also serves the rendezvous on the host
-    of the endpoint only if its own name resolves to the endpoint.
+    torch takes the address to which the host's own name resolves. That can be the loopback, and on
+    other hosts the name may resolve to another address, or not at all. It also serves the
+    rendezvous on the host of the endpoint only if the host's own name resolves to the endpoint.
     """
     host, _ = utils.parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=DEFAULT_PORT)
     try:
         source, target = source_towards(host)
-    except OSError:  # the rendezvous says so
+    except OSError:  # the rendezvous will report it
         return
     is_here = source == target
-    if not is_loopback(target):  # where torch lets the first of several launchers serve
+    if not is_loopback(target):  # on a loopback, torch lets the first of several launchers serve
         config.rdzv_configs.setdefault("is_host", is_here)
     address = host if is_here or is_loopback(target) else _name_or(source)
-    if is_loopback(target):  # hosts that share a machine differ by their names alone
-        with contextlib.suppress(OSError):  # its own name is not known
+    if is_loopback(target):  # hosts that share a machine differ only in their names
+        with contextlib.suppress(OSError):  # its own name does not resolve
             if not utils._matches_machine_hostname(host):
                 address = socket.getfqdn()
     config.local_addr = config.local_addr or address
 
 
 def _name_or(address: str) -> str:
-    """Return this host's name if it has the address, by whose order hosts have ranks; or that."""
+    """Return this host's name if it resolves to the address, else the address.
+
+    torch numbers hosts in the order of these names.
+    """
     name = socket.getfqdn()
     with contextlib.suppress(OSError):
         if address in {found[4][0] for found in socket.getaddrinfo(name, None)}:

@@ -1,4 +1,4 @@
-"""Times the work of a device."""
+"""Measures the time that work takes on a device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class Stopwatch:
-    """Times work on a device: events on CUDA, the monotonic clock elsewhere."""
+    """Times work on a device, with events on CUDA and the monotonic clock elsewhere."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -17,7 +17,7 @@ class Stopwatch:
         self._marks: list[Any] = []
 
     def mark(self) -> None:
-        """Record the time at which the work issued so far is done."""
+        """Record when the work launched so far is done; on CUDA, the first call waits for it."""
         if self._on_cuda:
             if not self._marks:
                 torch.cuda.synchronize()
@@ -28,7 +28,7 @@ class Stopwatch:
             self._marks.append(time.perf_counter())
 
     def restarted(self) -> Stopwatch:
-        """Return a stopwatch whose first mark is the last one of this."""
+        """Return a stopwatch whose first mark is the last mark of this one."""
         watch = Stopwatch(self._device)
         watch._marks = self._marks[-1:]
         return watch

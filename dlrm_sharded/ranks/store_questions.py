@@ -1,8 +1,8 @@
-"""Asks a store that may not be reached: it then never answers, and Python hears no signal.
+"""Queries a store that may be unreachable: it would never answer, and Python would block signals.
 
-A connection that breaks and comes back answers late. Before Python 3.14, an answer that comes while
-the interpreter ends aborts the process: its thread cannot get the lock, nor unwind through C++.
-The end of the interpreter also waits for a group that was not left.
+A connection that breaks and comes back answers late. Before Python 3.14, an answer that arrives
+while the interpreter exits aborts the process: its thread can neither get the lock nor unwind
+through C++. The interpreter's exit also waits for a group that was not left.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import TypeVar
 T = TypeVar("T")
 
 QUESTION_S = 5.0
-"""Time in which the store of several hosts answers the agent of one."""
+"""Time limit for the answer of the hosts' common store to an agent."""
 
 THREAD_NAME = "question to a store"
 
 
 def end_despite_questions(code: int) -> None:
-    """Let this process, when it ends, have this exit code even if a question is unanswered then.
+    """Make this process end with this exit code even if a question is unanswered at its exit.
 
-    Nor does it wait then for a process group that it has not left.
+    It then does not wait for a process group that it has not left, either.
     """
     atexit.register(_end_if_unanswered, code)
 
@@ -41,11 +41,11 @@ def _end_if_unanswered(code: int) -> None:
 
 
 class StoreQuestions:
-    """Asks in a thread, one question at a time, and waits for a limited time.
+    """Asks questions in a thread, one at a time, and waits for a limited time.
 
     Args:
-        limit_s: time for one answer.
-        gone: errors that say that the store is gone, which is no answer either.
+        limit_s: time limit for an answer.
+        gone: errors that mean that the store is gone; they count as no answer.
     """
 
     def __init__(self, limit_s: float, *gone: type[Exception]) -> None:
@@ -57,7 +57,7 @@ class StoreQuestions:
         """Return the answer, or `otherwise` if this or an earlier question is not answered.
 
         Raises:
-            Exception: what else the question raises.
+            Exception: any other error of the question.
         """
         if self._thread is not None and self._thread.is_alive():
             return otherwise

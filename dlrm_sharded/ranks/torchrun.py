@@ -1,12 +1,12 @@
-"""Starts ranks as torchrun does: `dlrm-torchrun --nproc-per-node N -m dlrm_sharded.train ...`.
+"""Starts ranks like torchrun: `dlrm-torchrun --nproc-per-node N -m dlrm_sharded.train ...`.
 
-It takes torchrun's arguments and runs torchrun's agent. It differs in what users see:
+It takes torchrun's arguments and runs torchrun's agent. It differs in these points:
 
-- The error message is the last line, and the exit code is the ranks': 0, 2 for an error that the
-  user can fix, 1 for any other error, and 128 + n after signal n.
-- The ranks of one host meet on the loopback interface, so nothing listens to the network.
-- Restarted ranks (`--max-restarts`) meet in a store of their own. An error that the user can fix
-  is not tried again, and every host's launcher says it.
+- The error message is the last line, and the exit code is that of the ranks: 0, 2 for an error that
+  the user can fix, 1 for any other error, and 128 + n after signal n.
+  - The ranks of one host meet on the loopback interface, so nothing listens on the network.
+  - Restarted ranks (`--max-restarts`) meet in a new store. After an error that the user can fix,
+  ranks are not restarted, and every host's launcher prints the error.
 - The launchers of several hosts end together: one that was asked to stop ends the others too.
 - A first signal is passed on to the ranks, which then have `SHUTDOWN_S` to write a checkpoint;
   further signals do not interrupt them.
@@ -49,18 +49,18 @@ ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Settings of torch's allocator; torch 2.13 reads both."""
 
 ALLOCATOR = "expandable_segments:True"
-"""Lets blocks grow: batches of changing sizes left a third of the memory in blocks that did not
-fit."""
+"""Makes blocks growable: otherwise, batches of changing sizes left a third of the memory in blocks
+that did not fit."""
 
 NUMA_VARIABLE = "DLRM_SHARDED_NUMA_BINDING"
-"""With the value none, ranks are not bound; other bindings are `--numa-binding` of torchrun."""
+"""With the value none, ranks are not bound; torchrun's `--numa-binding` gives other bindings."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-"""Signals that ask the job to end, which ranks take as a request to stop."""
+"""Signals that ask the job to stop; they are passed on to the ranks."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run, and exit with the code that the ranks' end calls for."""
+    """Run, and exit with the code of `launch`."""
     with quiet_without_reader():
         code = launch(sys.argv[1:] if arguments is None else arguments)
         end_despite_questions(code)
@@ -68,10 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def launch(arguments: Sequence[str]) -> int:
-    """Start ranks and wait for their end; return the exit code.
+    """Start ranks, wait until they end, and return the exit code.
 
     Args:
-        arguments: as torchrun takes them.
+        arguments: torchrun's arguments.
     """
     args = run.parse_args(list(arguments))
     num_hosts = run.parse_min_max_nnodes(args.nnodes)[1]
@@ -81,9 +81,9 @@ def launch(arguments: Sequence[str]) -> int:
     config, command, command_args = run.config_from_args(args)
     adapt_rendezvous(config)
     api.LocalElasticAgent = HostAgent  # type: ignore[assignment,misc]
-    config.signals_to_handle = ""  # no handlers of torch's, which a second signal would call again
+    config.signals_to_handle = ""  # not torch's handlers, which a second signal would call again
     for number in SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup ignores SIGHUP
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, _stop)
     if os.environ.pop(ENDS_WITH_PARENT, ""):
         die_with_parent(number=signal.SIGTERM)
@@ -106,16 +106,16 @@ def launch(arguments: Sequence[str]) -> int:
 
 
 def _prepare_environment(args: argparse.Namespace, num_hosts: int) -> None:
-    """Set what ranks of this host have in common."""
+    """Set the environment that ranks of this host have in common."""
     threads = threads_of_a_rank(run.determine_local_world_size(args.nproc_per_node))
     if torch.cuda.is_available() and (gpus := visible_gpus()):
         threads = _prepare_for_gpus(args, gpus, threads)
     os.environ["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(threads)
-    # a rank that crashes in a library says where, before it dies
+    # a rank that crashes in a library prints a traceback before it dies
     os.environ.setdefault("PYTHONFAULTHANDLER", "1")
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SHUTDOWN_S))
     os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
-    if "LOGLEVEL" not in os.environ:  # whoever sets a level wants torch's lines
+    if "LOGLEVEL" not in os.environ:  # users who set a level want torch's lines
         logger = logging.getLogger("torch.distributed.elastic")
         logger.addHandler(logging.NullHandler())
         logger.propagate = False
@@ -125,18 +125,18 @@ def _prepare_environment(args: argparse.Namespace, num_hosts: int) -> None:
 
 
 def _prepare_for_gpus(args: argparse.Namespace, gpus: Sequence[str], threads: int) -> int:
-    """Choose torch's allocator and the cores of ranks on GPUs, and say so.
+    """Choose torch's allocator and the cores of ranks on GPUs, and print the choice.
 
     Returns:
-        The number of threads of a rank, which has no more cores than that if it is bound.
+        The number of threads of a rank; at most its number of cores if it is bound.
     """
     chosen = []
     if not os.environ.keys() & set(ALLOCATOR_VARIABLES):
         os.environ[ALLOCATOR_VARIABLES[0]] = ALLOCATOR
         chosen.append(f"torch allocates with {ALLOCATOR} ({ALLOCATOR_VARIABLES[0]} overrides it)")
-    # NCCL cannot register the buffers of such segments that a CUDA graph hands it
+    # NCCL cannot register buffers in such segments for a CUDA graph
     os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
-    is_chosen = getattr(args, "numa_binding", "") is not None  # as by a torch that has no option
+    is_chosen = getattr(args, "numa_binding", "") is not None  # "" if torch has no such option
     may_bind = not is_chosen and os.environ.get(NUMA_VARIABLE) != "none"
     if may_bind and (cores := cores_near_gpus(gpus)):
         args.numa_binding, threads = "node", min(cores, threads)
@@ -149,14 +149,14 @@ def _prepare_for_gpus(args: argparse.Namespace, gpus: Sequence[str], threads: in
 
 
 def _stop(number: int, frame: object) -> None:
-    """Let the agent end the ranks.
+    """Make the agent end the ranks.
 
     Further signals are ignored: they would interrupt the agent while it waits for the ranks'
     checkpoints, and schedulers send SIGTERM twice.
     """
     for other in SIGNALS:
         signal.signal(other, signal.SIG_IGN)
-    if number != signal.SIGINT:  # after which the ranks say so themselves
+    if number != signal.SIGINT:  # of which the ranks tell users themselves
         say(
             f"{signal.Signals(number).name}: the ranks are ended; those that train write a "
             "checkpoint first"

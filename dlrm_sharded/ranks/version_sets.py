@@ -1,7 +1,7 @@
-"""The versions of torch, FBGEMM and TorchRec that belong together, and how to install them.
+"""The versions of torch, FBGEMM and TorchRec that fit together, and how to install them.
 
-Every FBGEMM is built for one minor version of torch, and the requirements of neither FBGEMM nor
-TorchRec say for which. `requirements/` and the extras in `pyproject.toml` name the defaults.
+Every FBGEMM is built for one minor version of torch, but neither FBGEMM nor TorchRec declares which
+one it requires. `requirements/` and the extras in `pyproject.toml` name the defaults.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dlrm_sharded.ranks.gpus import DEVICE_VARIABLE, visible_gpus
 Build = Literal["cpu", "cuda"]
 
 FBGEMM: dict[Build, str] = {"cpu": "fbgemm-gpu-cpu", "cuda": "fbgemm-gpu"}
-"""The packages of FBGEMM's builds, which both install the module `fbgemm_gpu`."""
+"""The packages of FBGEMM's two builds, both of which install the module `fbgemm_gpu`."""
 
 PACKAGES = ("torch", *FBGEMM.values(), "torchrec")
 TRAINING_MODULES = ("torch", "torchrec", "fbgemm_gpu", "torchmetrics", "tensordict", "torchx")
-"""Modules that an installation for planning and reports lacks."""
+"""Modules that are missing if only planning and reports are installed."""
 
 CPU_BUILD = "+cpu"
-"""End of the version of a package without CUDA code."""
+"""Suffix of the version of a package without CUDA code."""
 
 STAND_IN = "0+cpu"
 """Version of the empty package `requirements/fbgemm-gpu-shim`."""
@@ -33,20 +33,20 @@ SETS = {"2.14.1": ("1.9.0", "1.9.2"), "2.13.0": ("1.8.0", "1.8.0"), "2.11.0": ("
 """Versions of FBGEMM and TorchRec that were tested with a version of torch."""
 
 DEFAULTS: dict[Build, str] = {"cuda": "2.14.1", "cpu": "2.13.0"}
-"""Versions of torch of the defaults. On CPUs, the row-wise Adagrad of FBGEMM 1.9 takes 1.4 times as
-long as that of 1.8."""
+"""Default versions of torch. On CPUs, the row-wise Adagrad of FBGEMM 1.9 takes 1.4 times as long as
+that of 1.8."""
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of those of `PACKAGES` that are installed and can be read."""
+    """Return the versions of those `PACKAGES` that are installed and readable."""
     found = readable_versions(PACKAGES)
     return {package: text for package, text in found.items() if text != STAND_IN}
 
 
 def version_problem(installed: Mapping[str, str]) -> str | None:
-    """Say in one line that packages do not belong together, and which command repairs that.
+    """Return a line that says that packages do not fit together, and which command fixes that.
 
-    Returns None if they belong together, and where none of the versions is known.
+    It is None if they fit together, if torch is missing, and if no version is known.
     """
     torches = {_torch_of(package, text) for package, text in installed.items()}
     for_cuda = installed.get(FBGEMM["cuda"], CPU_BUILD)
@@ -63,11 +63,11 @@ def version_problem(installed: Mapping[str, str]) -> str | None:
 
 
 def install_command(installed: Mapping[str, str], build: Build | None = None) -> str:
-    """Return the command that installs what training needs in place of any FBGEMM.
+    """Return the command that installs what training needs, and replaces any installed FBGEMM.
 
     Args:
-        installed: versions by packages.
-        build: that of the device; None for what the packages and this machine say.
+        installed: versions by package.
+        build: the build to install; None for the one that fits the packages and this machine.
     """
     build = build or build_of(installed)
     command = f'pip install "dlrm_sharded[{build}]"'
@@ -88,7 +88,7 @@ def missing_text(error: BaseException | None) -> str | None:
 
 
 def build_of(installed: Mapping[str, str]) -> Build:
-    """Return the build of FBGEMM for this machine and the packages that are installed."""
+    """Return the build of FBGEMM that fits this machine and the installed packages."""
     demanded = os.environ.get(DEVICE_VARIABLE)
     if demanded == "cpu" or _is_for_cpu(installed):
         return "cpu"
@@ -106,7 +106,7 @@ def minor(text: str) -> str:
 
 
 def _torch_of(package: str, text: str) -> str | None:
-    """Return the torch of `SETS` to which a version belongs, of any patch level and build."""
+    """Return the torch in `SETS` to which a version belongs, whatever its patch level and build."""
     for torch, (fbgemm, torchrec) in SETS.items():
         known = {"torch": torch, "torchrec": torchrec}.get(package, fbgemm)
         if minor(known) == minor(text):

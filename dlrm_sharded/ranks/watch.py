@@ -1,8 +1,8 @@
-"""Watches the progress of a rank, and says who is waited for when it stops.
+"""Watches the progress of a rank; when it stops, says which ranks wait for which.
 
 beat: a step has ended.
-rest: time in which no step is expected to end, such as loading, compilation and evaluation.
-report: where a rank without progress is, which it sends to the others through the job's store.
+rest: a time in which no step is expected to end, such as loading, compilation and evaluation.
+report: where a rank without progress is; ranks exchange reports through the job's store.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from dlrm_sharded.ranks.store_questions import StoreQuestions
 log = logging.getLogger(__name__)
 
 STALL_S = 30.0
-"""Steps have stopped if none has ended for this time."""
+"""A rank makes no progress if no step has ended for this time."""
 
 SAMPLE_S = 0.5
 POLL_S = 0.1
 
 ANSWER_S = 3.0
-"""Time in which the other ranks report; they notice at about the same time."""
+"""Time in which the other ranks report; they notice a stall at about the same time."""
 
 STORE_S = 2.0
-"""Time in which the store answers, in addition to the time that ranks have."""
+"""Time limit for the store's answer, in addition to `ANSWER_S`."""
 
 GRACE_S = 5.0
-"""Time that a rank gives one that has left to report its error. The first rank that exits makes
-torchrun end all others, so that an error could be lost."""
+"""Time in which a lost rank can report its own error before this rank exits. When a rank exits,
+torchrun ends all others, so their errors could be lost."""
 
 GLOO_ERROR = re.compile(r"gloo|pair closure")
 TIMED_OUT = re.compile(r"(?i)timed out|timeout")
@@ -55,22 +55,22 @@ COLLECTIVES = {
     *("torchrec.distributed.comm_ops", "torchrec.distributed.dist_data"),
     "dlrm_sharded.model.fixed_lengths",
 }
-"""Modules whose functions wait for other ranks: the backward pass does for gradients, and a GPU for
-NCCL."""
+"""Modules whose functions wait for other ranks: the backward pass waits for gradients, and CUDA
+calls wait for NCCL."""
 
 LIBRARIES = {"torch", "torchrec", "fbgemm_gpu", *sys.stdlib_module_names}
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """The end of a step, at `at_s` of the monotonic clock."""
+    """The end of a step, at `at_s` on the monotonic clock."""
 
     step: int
     at_s: float
 
 
 class Heartbeat:
-    """The last beat of this process, which another thread reads; it rests until the first one."""
+    """The last beat of this process, read by another thread; at rest until the first one."""
 
     def __init__(self) -> None:
         self.last: Beat | None = None
@@ -86,7 +86,7 @@ class Heartbeat:
 
     @contextmanager
     def rest(self) -> Iterator[None]:
-        """Rest within the block, and count its end as a beat if there was one before."""
+        """Rest within the block; its end counts as a beat if there was one before."""
         last, self.last = self.last, None
         try:
             yield
@@ -99,8 +99,8 @@ class Report:
     """Where a rank without progress is.
 
     Args:
-        place: the collective or function that it is in.
-        waits: whether that is a collective.
+        place: the collective or function in which the rank is.
+        waits: whether the place is a collective.
     """
 
     rank: int
@@ -111,9 +111,9 @@ class Report:
 
 @dataclass(eq=False)
 class Watch:
-    """A thread that reports when no step ends, and when one does again.
+    """A thread that reports when steps stop ending, and when they end again.
 
-    The first rank that can report speaks for all. A host that cannot reach the store says so.
+    One rank reports for all of them. A host that cannot reach the store reports that itself.
 
     Args:
         speaks_for_host: whether this rank is the first of its host.
@@ -133,15 +133,15 @@ class Watch:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, after what it says of a stall that it has noticed."""
+        """End the thread, after it has reported a stall that it noticed."""
         self._end.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def explain(self, error: Exception) -> LostRankError | None:
-        """Return what an error of a collective means, or None if it is not about other ranks.
+        """Return an error that explains a collective's error; None if that is not about other ranks.
 
-        One rank reports it for all; each does if the store does not answer.
+        One rank reports it for all, or every rank does if the store does not answer.
         """
         text = str(error)
         if not isinstance(error, dist.DistError) and not GLOO_ERROR.search(text):
@@ -199,16 +199,16 @@ class Watch:
             self._say(f"progress again {stalled_s:.0f} s after step {stalled.step}")
 
     def _say(self, line: str) -> None:
-        if self.job.rank == 0:  # whose log is set up
+        if self.job.rank == 0:  # only its log is set up
             log.warning("%s", line)
         else:
             print(line, file=sys.stderr, flush=True)
 
     def _where_ranks_are(self, place: str, *, waits: bool) -> tuple[str, bool]:
-        """Return who waits where for whom, and whether this rank is to say it.
+        """Return a text of which ranks wait where for which, and whether this rank reports it.
 
         Args:
-            place, waits: as in the report of this rank.
+            place, waits: as in this rank's `Report`.
         """
         own = Report(self.job.rank, socket.gethostname(), place, waits)
         reports = self._questions.ask(lambda: self._exchange(own), None)
@@ -222,7 +222,7 @@ class Watch:
         return text, self.speaks_for_host
 
     def _exchange(self, own: Report) -> list[Report]:
-        """Return the reports of all ranks, those that came first; others are without an answer."""
+        """Return the reports of all ranks; those without an answer come last."""
         store = self._store = self._store or self.job.connect_again()
         store.set(f"report_{own.rank}", json.dumps(asdict(own)))
         keys = [f"report_{rank}" for rank in range(self.job.world_size)]
@@ -240,7 +240,7 @@ class Watch:
 
 
 def stall_text(reports: Sequence[Report]) -> str:
-    """Return who waits where, and for whom."""
+    """Return a text that says which ranks wait where, and for which."""
     waiting = [report for report in reports if report.waits]
     others = [report for report in reports if not report.waits]
     if not waiting:
@@ -261,7 +261,7 @@ def _places(reports: Sequence[Report]) -> str:
 
 
 def place_of(frames: Iterable[FrameType]) -> tuple[str, bool]:
-    """Return the collective or else the function that a call is in, and whether it is the former.
+    """Return the collective, or else the function, of a call, and whether it is a collective.
 
     Args:
         frames: frames of the call, the innermost first.
