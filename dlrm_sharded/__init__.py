@@ -84,10 +84,10 @@ _LOADED_WHEN_ASKED = {
     "make_sharder": "commands.sharders",
     "plan_model": "drop_in.sharded_planner",
 }
-"""Modules of names that need more than Python."""
+"""Modules of the names that are imported on first use, because they need other libraries."""
 
-# A log message, because a warning would be an error to those who run Python with -W error, and one
-# rank stands for all. Without a configured log, Python prints it on stderr.
+# This is logged, not warned of, because a warning would be an error under python -W error. Rank 0
+# logs it for all ranks. Without a configured log, Python prints it on stderr.
 if os.environ.get("RANK", "0") == "0" and (problem := version_problem(installed_versions())):
     logging.getLogger(__name__).warning("%s", problem)
 
@@ -97,7 +97,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Load what needs other libraries, such as TorchRec or SciPy, when it is asked for."""
+    """Import a name on first use if it needs other libraries, such as TorchRec or SciPy."""
     if name in _LOADED_WHEN_ASKED:
         return getattr(import_module(f"{__name__}.{_LOADED_WHEN_ASKED[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -48,8 +48,8 @@ def check_sharder(make: Callable[[], Sharder], task: ShardingTask) -> ShardingPl
     """Assert the properties of a sharder that the trainer relies on.
 
     The sharder returns a valid plan or raises a `ShardingError` with a message, a second sharder
-    does the same, and the task and the global random states stay as they are. Where the optimizer
-    trains no replicas, there are none.
+    does the same, and the task and the global random states remain unchanged. Under an optimizer
+    that cannot train replicas, the plan has none.
 
     Args:
         make: builds the sharder; called several times.
@@ -87,7 +87,7 @@ def _check_without_replicas(sharder: Sharder, task: ShardingTask) -> None:
 
 
 def _check_layouts(plan: ShardingPlan, task: ShardingTask) -> None:
-    """Assert that tables lie in layouts that they may have; the precision may be the sharder's."""
+    """Assert that tables have permitted layouts, and keep fp16 unless they are replicated."""
     shards = plan.shards_by_table()
     for table in task.tables:
         layout = layout_name(shards[table.name], table, task.topology)
@@ -101,8 +101,8 @@ def check_cost_model(model: CostModel, task: ShardingTask) -> None:
     """Assert the properties of a cost model that runs, the search and the lower bound rely on.
 
     The last two need an additive model and rely on the assumptions A1 to A4 of
-    docs/notes/lower_bound.md. These are checked on random plans of the task, whose memory is
-    ignored, with a relative tolerance of 1e-9.
+    docs/notes/lower_bound.md. These are checked on random plans of the task, whose memory limits
+    are ignored, with a relative tolerance of 1e-9.
     """
     task = with_assumed_profiles(model, without_memory_limit(task))
     rng = random.Random(0)
@@ -126,15 +126,15 @@ def check_cost_model(model: CostModel, task: ShardingTask) -> None:
 def check_dataset(make: Callable[[], Dataset], *, world_sizes: Sequence[int] = (1, 2, 3)) -> None:
     """Assert the properties of a dataset that the trainer relies on.
 
-    - All tables have names of their own and the profile of the data.
+    - All tables have distinct names and an access profile.
     - There is a batch for training.
     - Batches have the promised shapes and types, and ids that exist in the tables.
-    - Batches are the same whenever and by whichever process they are requested.
+    - A batch is the same whenever, and by whichever copy of the dataset, it is built.
     - The shares of all ranks make up the global batch for every world size.
-    - The global random states stay as they are.
+    - The global random states remain unchanged.
 
     Args:
-        make: builds the dataset; called several times, as every rank builds its own.
+        make: builds the dataset; called several times, because every rank builds its own.
         world_sizes: numbers of ranks to check; those that do not divide the batch size are skipped.
     """
     states_before = _random_states()
@@ -310,7 +310,7 @@ def _check_exchanges(costed: CostedTask) -> None:
 
 
 def _random_plan(task: ShardingTask, rng: random.Random) -> ShardingPlan:
-    """Return a plan with whole tables, column shards, row blocks and replicas, as they fit."""
+    """Return a random plan with whole tables, and with layouts that the tables may have."""
     topology = task.topology
     shards: list[Shard] = []
     for table in task.tables:
@@ -344,5 +344,5 @@ def _outcome(sharder: Sharder, task: ShardingTask) -> ShardingPlan | str:
 
 
 def _random_states() -> tuple[object, ...]:
-    of_numpy = tuple(np.asarray(part).tobytes() for part in np.random.get_state(legacy=True))
-    return random.getstate(), of_numpy, torch.random.get_rng_state().numpy().tobytes()
+    numpy_state = tuple(np.asarray(part).tobytes() for part in np.random.get_state(legacy=True))
+    return random.getstate(), numpy_state, torch.random.get_rng_state().numpy().tobytes()

@@ -31,16 +31,16 @@ class CostModel(Protocol):
     """Predicts the cost that `measuring.measure` would measure.
 
     A cost model may have a `provenance` and a method `caveat(topology)`, see `provenance_of` and
-    `caveat_of`; an `AdditiveCostModel` says both of each `CostedTask`.
+    `caveat_of`; an `AdditiveCostModel` puts both into each `CostedTask`.
 
-    Tables of the tasks have an access profile, measured or assumed; one that is additive assumes
-    those that it needs by itself.
+    The tables of its tasks have an access profile, measured or assumed; an additive model assumes
+    the profiles that it needs itself.
     """
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
         """Predict the stages of every rank under a valid plan, and the redistribution of ids.
 
-        Exchanges have the precision of the plan, if the model knows of precisions.
+        Exchanges have the precision of the plan, if the model knows precisions.
         `input_dist_ms` of the result is None if the model does not predict it.
         """
 
@@ -49,12 +49,12 @@ class CostModel(Protocol):
 class AdditiveCostModel(CostModel, Protocol):
     """A cost model under which every shard adds a vector to its rank, regardless of other shards.
 
-    The search, the lower bound and the diagnosis of plans need this: they cost out each possible
-    shard once, and a plan by sums. They read the costs of a `CostedTask`.
+    The search, the lower bound and the diagnosis of plans need this: they compute the cost of each
+    possible shard once, and of a plan by sums. They read the costs of a `CostedTask`.
     """
 
     def __hash__(self) -> int:
-        """Models hash, so that the bound of equal costed tasks is computed once."""
+        """Return a hash, by which the bound of equal costed tasks is cached."""
 
     def cost_task(self, task: ShardingTask) -> CostedTask:
         """Return the task with the costs of its lookups, and of exchanges in its precision.
@@ -66,7 +66,7 @@ class AdditiveCostModel(CostModel, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CostedTask:
-    """A task and what its plans cost under an additive cost model, which makes it (`cost_task`).
+    """A task with the costs of an additive cost model, which makes it (`cost_task`).
 
     Args:
         model: the cost model that made this.
@@ -75,7 +75,7 @@ class CostedTask:
         hosts: the ranks as `communication` sees them.
         provenance: origin of the costs and their expected error; None if nothing is known.
         caveat: why the costs say little about these ranks; None if nothing is known. Reports
-            repeat the sentence, and have no lower bound, as that is a prediction, too.
+            repeat the sentence, and show no lower bound, because that is a prediction, too.
     """
 
     model: AdditiveCostModel
@@ -126,12 +126,12 @@ def workload_cost(
 
 
 def is_additive(model: object) -> TypeGuard[AdditiveCostModel]:
-    """Return whether a model can cost out tasks; search, lower bound and diagnosis need that."""
+    """Return whether a model is additive, as search, lower bound and diagnosis require."""
     return isinstance(model, AdditiveCostModel)
 
 
 def cost_task(model: CostModel | None, task: ShardingTask) -> CostedTask | None:
-    """Return the task with the costs of a model; None if it has none.
+    """Return the task with the costs of a model; None if the model is not additive.
 
     The planner, the sharder and the report of a plan get the same value.
     """
@@ -150,10 +150,10 @@ def with_assumed_profiles(model: CostModel | None, task: ShardingTask) -> Shardi
 
 
 def predict_plan(model: CostModel, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
-    """Predict a plan by a model of anyone's.
+    """Predict a plan by any model, a user's included, and check the result.
 
     Raises:
-        ConfigError: the model fails, or what it returns are not times of all ranks.
+        ConfigError: the model fails, or does not return finite times of all ranks.
     """
     name, world_size = type(model).__name__, task.topology.world_size
     try:
@@ -194,5 +194,5 @@ def costs_name(model: CostModel) -> str:
 
 
 def provenance_of(model: CostModel | None) -> CostProvenance | None:
-    """Return what a model says of the origin of its costs; None if it says nothing."""
+    """Return what a model says about the origin of its costs; None if it says nothing."""
     return getattr(model, "provenance", None)

@@ -30,24 +30,25 @@ LEAST_MS = 1e-6
 """Lowest cost, in ms, at which the search for an upper end of the interval starts."""
 
 LOADED_SHARE = 0.1
-"""Row blocks on one host that take a rank this share of the ranks' mean are worth a test."""
+"""Row blocks on one host get a test if they take a rank this share of the ranks' mean or more."""
 
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 HOST_WEIGHTS = np.array(list(itertools.product(sorted((*_SHARES, 0.1)), _SHARES)))
 """[C, 2], weights of the work and of the volumes on a host that has a table's row blocks.
 
-Work on it weighs the same as on other ranks at 0, and alone counts at 1; volumes the same at 1.
+At 0, work on the host weighs as much as work elsewhere; at 1, no other work counts. Volumes on the
+host do not count at 0, and weigh as much as elsewhere at 1.
 """
 
 FAR_MS = 1e300
-"""Stands for inf where that would be multiplied by 0."""
+"""Stands in for inf where that would be multiplied by 0."""
 
 LEAST_SPARE_MS = 1e-9
 """Keeps the time that a rank has for its work above zero."""
 
 RANGES_PER_OCTAVE, NUM_OCTAVES = 16, 4
-"""Ranges of what every rank pays between a time and twice that time, and such octaves below the
-limit."""
+"""Number of ranges of what every rank pays in an octave, a factor of 2 in time, and number of
+octaves below the limit."""
 
 WEIGHTS = np.array([*np.arange(-10, 10) / 10, 1.0, 1.5, 2.0, 3.0, 4.0])
 """Weights of what every rank pays, in addition to the mean over ranks, in the test of a range."""
@@ -57,14 +58,14 @@ def lower_bound_ms(costed: CostedTask, *, replicas: bool = True) -> float:
     """Return a lower bound of all valid plans' costs, or inf if it is certain that no plan fits.
 
     Args:
-        replicas: whether plans may replicate tables; the bound of those that do not is no lower.
+        replicas: whether plans may replicate tables; without replicas, the bound is no lower.
     """
     return _relaxed(costed).bound_ms(replicas=replicas)
 
 
 @functools.lru_cache(maxsize=8)
 def _relaxed(costed: CostedTask) -> Relaxation:
-    """Return the relaxed task; cached, as the search and the report of one run both need it."""
+    """Return the relaxed task; cached because the search and the report of a run both need it."""
     return Relaxation(costed)
 
 
@@ -84,11 +85,11 @@ class Relaxation:
         self._launch_ms: list[float] = launch_ms.sum(axis=1).tolist()
 
     def bound_ms(self, *, replicas: bool = True) -> float:
-        """Return the lowest bound of all plans, or of those without replicas."""
+        """Return the lower bound of all plans, or of those without replicas."""
         if self._too_large:
             return math.inf
         bound_ms, kinds = math.inf, self.kinds(replicas=replicas)
-        # Kinds with a low mean come first, as the others then need one test.
+        # Kinds with a low mean come first, because the others then need only one test.
         for kind in sorted(kinds, key=lambda kind: self.mean_ms(math.inf, kind)):
             bound_ms = self.bound_of_kind_ms(kind, enough_ms=bound_ms)
         return bound_ms
@@ -107,10 +108,10 @@ class Relaxation:
         return kinds
 
     def bound_of_kind_ms(self, kind: PlanKind, *, enough_ms: float = math.inf) -> float:
-        """Return the largest lower bound found of the costs of a kind's plans (L5).
+        """Return the largest lower bound found for the costs of a kind's plans (L5).
 
         Args:
-            enough_ms: a higher cost need not be found.
+            enough_ms: the largest bound that is of use; a higher one is cut to it.
         """
         low = self.mean_ms(math.inf, kind)
         if low >= enough_ms or (enough_ms < math.inf and self.exceeds(enough_ms, kind)):
@@ -180,11 +181,11 @@ class Relaxation:
         least_ms: float,
         most_ms: float,
     ) -> bool:
-        """Return whether no such plan is within a range, as one host has row blocks (L12).
+        """Return whether the loaded host's row blocks exclude all plans within a range (L12).
 
-        The work on the ranks of this host and what they exchange have weights of their own.
+        Work and volumes on the ranks of this host have weights of their own.
         """
-        costs = (self._weighed_ms(limit_ms - least_ms, kind, *of) for of in enumerate(allowed))
+        costs = (self._weighed_ms(limit_ms - least_ms, kind, *item) for item in enumerate(allowed))
         costs_ms = np.stack([*costs], axis=1)
         spare_ms = limit_ms - self._launches_ms(kind)
         every_rank_ms = np.where(costs_ms < np.inf, kind.every_rank_ms, 0.0)
@@ -244,10 +245,10 @@ class Relaxation:
     def _allowed(
         self, limit_ms: float, kind: PlanKind, least_ms: float = 0.0, most_ms: float = math.inf
     ) -> list[Mask]:
-        """Return [n] for each layout of a kind, whether plans of cost `limit_ms` may have pieces.
+        """Return [n] for each layout of a kind: which pieces plans may have within `limit_ms`.
 
-        A piece takes its rank too long with what every rank pays (L5), or all others wait for it
-        too long (L13).
+        Excluded are pieces that take their rank beyond the limit with what every rank pays (L5),
+        and pieces for which all other ranks would wait beyond it (L13).
 
         Args:
             least_ms, most_ms: what every rank pays in these plans, launches aside.
@@ -280,7 +281,7 @@ class Relaxation:
         """Return [L, T], the least mean over ranks of each table in each layout; inf without any.
 
         Args:
-            work_launch: launches of a ms of work, in ms, on ranks that have no other lookup.
+            work_launch: launch time, in ms, per ms of work on ranks that have no other lookup.
         """
         means_ms = []
         for layout, mask in zip(kind.cuts, allowed, strict=True):
@@ -289,7 +290,7 @@ class Relaxation:
         return np.stack(means_ms)
 
     def _free_work_ms(self, allowed: Sequence[Mask], kind: PlanKind) -> float:
-        """Return the least work of the tables that cannot be on all ranks."""
+        """Return the least work, in ms, of the tables that cannot be on all ranks."""
         works_ms = np.stack(
             [
                 layout.least(0.0 if layout.is_on_all_ranks else layout.work_ms, mask)
@@ -299,35 +300,35 @@ class Relaxation:
         return float(works_ms.min(axis=0).sum())
 
     def _launches_ms(self, kind: PlanKind) -> float:
-        """Return the launches of a rank that has free pieces, if there are any."""
+        """Return the launch time of a rank with free pieces, or of any rank if there are none."""
         return self._launch_ms[kind.num_on_all_ranks + kind.has_free_pieces]
 
     def _launch_ms_with(self, kind: PlanKind, layout: Cuts) -> float:
-        """Return the launches of a rank that has a piece of a layout.
+        """Return the launch time of a rank that has a piece of a layout.
 
-        One whose piece is on all ranks may have no free one.
+        A rank whose piece is on all ranks may have no free piece.
         """
         return self._launch_ms[kind.num_on_all_ranks + (not layout.is_on_all_ranks)]
 
     def _next_launch_ms(self, kind: PlanKind) -> float:
-        """Return by how much the launches of such a rank are more than those of all ranks."""
+        """Return the launch time that free pieces add to a rank."""
         return self._launches_ms(kind) - self._launch_ms[kind.num_on_all_ranks]
 
     def _fixed_ms(self, kind: PlanKind) -> float:
-        """Return the fixed costs of all ranks in the mean, with the launches of all of them."""
+        """Return the fixed costs in the ranks' mean, with the launches that all ranks have."""
         return kind.fixed_ms + self._launch_ms[kind.num_on_all_ranks]
 
 
 def _times(weights: Floats, values: Floats) -> Floats:
-    """Return weights times values, of which those that are inf stay so."""
+    """Return weights times values; infinite values stay infinite."""
     return np.where(values < np.inf, weights * np.minimum(values, FAR_MS), np.inf)
 
 
 def _ranges(least_ms: float, limit_ms: float) -> Iterator[tuple[float, float]]:
-    """Yield ranges that cover all from `least_ms` to the limit, narrow ones near the limit.
+    """Yield ranges from `least_ms` to the limit, narrow ones in the octaves below the limit.
 
-    No edge depends on tables, and with a higher limit there are fewer edges below, so that neither
-    fewer tables nor a higher limit let more be proved.
+    No edge depends on tables, and a higher limit leaves fewer edges below it, so neither fewer
+    tables nor a higher limit make more provable.
     """
     last = math.ceil(RANGES_PER_OCTAVE * math.log2(limit_ms))
     for edge in range(last - NUM_OCTAVES * RANGES_PER_OCTAVE, last + 1):

@@ -59,15 +59,15 @@ _EXCHANGE_PART, _REDUCE_PART = _parts(EXCHANGE_TERMS), _parts(REDUCE_TERMS)
 _FIXED = EXCHANGE_PARTS.index("fixed")
 
 HARDLY_ANY = 1e-12
-"""Number of shards, or of bytes, that adds no time by itself: without any there is no exchange."""
+"""Number of shards, or of bytes, that adds no time: with exactly 0 there would be no exchange."""
 
 REDUCED_SHARE = 0.5
-"""Largest share of a rank's numbers that it has after a reduction or before a gathering: that of
-two ranks. More ranks have less, so their time to convert it is counted too high, not too low."""
+"""Largest fraction of its numbers that a rank has after a reduce-scatter or before an all-gather:
+1/2, for two ranks. More ranks have less, so their conversion time is at most overestimated."""
 
 
 def one_byte_each() -> Floats:
-    """Return `CommunicationModel.sequences` under which bytes of sequences count as all others."""
+    """Return `CommunicationModel.sequences` that count bytes of sequences like all others."""
     return np.ones((len(STEP_EXCHANGES), 2))
 
 
@@ -81,9 +81,9 @@ class CommunicationModel:
         all_reduce: [F'], weights of `REDUCE_TERMS` for the all-reduce of the gradients of replicas,
             which is part of `bwd_comm`; the volume is that of one of its two halves. None for the
             sum of a reduce-scatter and an all-gather, which a ring makes an all-reduce of.
-        sequences: [2, 2], for each of `STEP_EXCHANGES`, how many bytes of bags a byte of sequences
-            counts for: of whole tables and columns, and of row blocks, whose vectors are put in the
-            order of their ids after the exchange.
+        sequences: [2, 2], how many bytes of bags a byte of sequences counts as in each of
+            `STEP_EXCHANGES`, for whole tables and for row blocks; the vectors of the latter are put
+            in the order of their ids after the exchange.
     """
 
     exchange: Floats
@@ -96,7 +96,7 @@ class CommunicationModel:
         return self
 
     def exchange_of(self, kind: str, workload: Workload) -> Exchange:
-        """Return one of `EXCHANGES` of a workload, whose bytes of sequences count as here."""
+        """Return one of `EXCHANGES` of a workload, with sequences counted as `sequences` says."""
         if kind not in STEP_EXCHANGES:
             return workload.exchange(for_ids=True)
         counts = self.sequences[STEP_EXCHANGES.index(kind)]
@@ -126,7 +126,7 @@ class CommunicationModel:
     def with_precision(
         self, precision: ExchangePrecision, conversions: Mapping[str, ConversionTimes]
     ) -> CommunicationModel:
-        """Return the model of exchanges whose numbers have a precision; volumes stay those of fp32.
+        """Return the model of exchanges in a precision; it still takes volumes in fp32 bytes.
 
         Args:
             conversions: times to convert numbers to each precision and back; 0 for others.
@@ -177,9 +177,9 @@ class CommunicationModel:
         return float(self.all_to_all_ms(kind, empty, hardly_any, hosts)[0, 0])
 
     def all_reduce_ms(self, num_bytes: Floats, hosts: Hosts) -> Floats:
-        """Return [N], time in which all ranks average gradients of so many bytes [N]; 0 for none.
+        """Return [N], time of an all-reduce of gradients of `num_bytes` [N]; 0 for no bytes.
 
-        Each rank sends 1 / W of them to every other rank, in each half of the all-reduce.
+        Each rank sends 1 / W of the bytes to every other rank, in each half of the all-reduce.
         """
         if hosts.world_size == 1:
             return np.zeros_like(num_bytes)
@@ -190,7 +190,8 @@ class CommunicationModel:
         """Return [N, W], time of all-to-alls; zeros for one rank, or where nobody has a shard.
 
         Args:
-            volume, num_shards: [N, W], bytes that each rank exchanges with every other one.
+            volume, num_shards: [N, W], bytes that each rank exchanges with every other one, and
+                its shards.
         """
         times = np.zeros(volume.shape[::-1])
         if hosts.world_size > 1:
@@ -218,13 +219,13 @@ class CommunicationModel:
         return times
 
     def reduce_ms(self, kind: str, volume: Floats, num_shards: Floats, group: Hosts) -> Floats:
-        """Return [N], time of one of `EXCHANGES` among the ranks of a group."""
+        """Return [N], time of the reduction in one of `EXCHANGES` among the ranks of a group."""
         weights = self.reduce[EXCHANGES.index(kind)]
         return reduce_terms(volume, num_shards, group) @ weights
 
 
 def with_stated(model: CommunicationModel, *, measured: Collection[str]) -> CommunicationModel:
-    """Return the model, with the busiest rank's bytes over the bandwidth for links not measured."""
+    """Return the model with terms of bytes over bandwidth for the links that were not measured."""
     exchange, reduce = model.exchange.copy(), model.reduce.copy()
     all_reduce = model.all_reduce_weights.copy()
     for link in set(LINKS) - set(measured):

@@ -1,9 +1,9 @@
 """Computation of a rank: the forward and backward times of its lookups.
 
 The time of a rank is a sum over its shards of work terms (`DeviceWork.terms`) times unit costs. A
-shard's unit costs depend on its access profile, through a small net with positive outputs, and
-rise with the weights that a step of the whole rank reads, as these leave the caches. Its work terms
-grow with columns and ids. So a time is zero for a rank without shards, is never negative,
+shard's unit costs depend on its access profile, through a small net with positive outputs, and rise
+with the bytes of weights that its rank reads in a step, because these overflow the caches. Its work
+terms grow with columns and ids. So a time is zero for a rank without shards, is never negative,
 and grows with every added shard and column and with ids of the same profile. Outside the fitted
 range it continues linearly.
 
@@ -34,7 +34,7 @@ from dlrm_sharded.cost.workload import Floats, Workload
 from dlrm_sharded.plans.plan_cost import BWD_COMPUTE, DIRECTIONS, FWD_COMPUTE
 
 LOOKUP_STAGES = dict(zip(DIRECTIONS, (FWD_COMPUTE, BWD_COMPUTE), strict=True))
-"""The stage that the unit costs of each direction are of: looking tables up, and updating them."""
+"""The stage that the unit costs of each direction describe: looking up tables or updating them."""
 
 CPU_HALF = (0.8, 3.0)
 """Times of lookups in fp16 relative to fp32 on a CPU, forward and backward. FBGEMM's update of such
@@ -52,13 +52,13 @@ class CostNet:
     Args:
         weights, biases: layers [C, h], [h, K] with tanh between them and exp at the end.
         cache_gain: [K, J], not negative; by how much a term's cost rises as a cache overflows.
-        cache_mb, cache_slope: [J], log10 of the MB at which a cache is half overflown, and how
-            fast it overflows around them.
+        cache_mb, cache_slope: [J], log10 of the MB at which a cache's `overflow` is 1/2, and how
+            steeply the overflow rises there.
         launch_ms, next_launch_ms: time of a rank's first lookup, without its work, and of each
             further one.
         slopes: [C + 1, K], by how much the logarithm of a term's cost rises with the scaled
-            profile, apart from what the layers say, and for a sequence (older models lack that
-            row), see `calibration.factor_fit`; None for not at all.
+            profile, in addition to the layers, and for a sequence (older models lack that row),
+            see `calibration.factor_fit`; None for zeros.
     """
 
     weights: tuple[Floats, ...]
@@ -81,14 +81,14 @@ class CostNet:
         )
 
     def sloped(self, slopes: Floats) -> CostNet:
-        """Return the net whose unit costs rise with the profile by slopes [K, C + 1] as well."""
+        """Return the net with slopes [K, C + 1] of its unit costs added to those that it has."""
         summed = slopes.T.copy()
         if self.slopes is not None:
             summed[: len(self.slopes)] += self.slopes
         return dataclasses.replace(self, slopes=summed)
 
     def work_costs(self, work: Floats, profile: Floats) -> Floats:
-        """Return [S, 1 + J], ms of the work [S, K] in cache, and what each overflown cache adds.
+        """Return [S, 1 + J], ms of the work [S, K] in cache, and ms that each full overflow adds.
 
         Args:
             profile: [S, C + 1], see `ComputeModel.scaled_profile`.
@@ -108,12 +108,12 @@ class CostNet:
         return work * np.exp(logs)
 
     def work_ms(self, work_costs: Floats, read_mb: Floats) -> Floats:
-        """Return [N], time of work that costs [N, 1 + J] on ranks that read so many MB [N]."""
+        """Return [N], time of work with costs [N, 1 + J] on ranks that read `read_mb` [N]."""
         return work_costs[:, 0] + (self.overflow(read_mb) * work_costs[:, 1:]).sum(axis=1)
 
     def overflow(self, read_mb: Floats) -> Floats:
-        """Return [N, J], the shares to which the caches of ranks that read MB [N] overflow."""
-        # a rank that reads nothing has a logarithm, too
+        """Return [N, J], the overflow, 0 to 1, of each cache on ranks that read `read_mb` [N]."""
+        # 1e-3 keeps the logarithm finite for a rank that reads nothing
         level = (np.log10(read_mb + 1e-3)[:, None] - self.cache_mb) * self.cache_slope
         # the logistic function as a tanh, which cannot overflow
         return 0.5 * (1.0 + np.tanh(0.5 * level))
@@ -140,7 +140,7 @@ class DenseCosts:
     mb_ms: float = 0.0
 
     def times_ms(self, workload: Workload) -> Floats:
-        """Return [S], times in the backward pass; zeros for shards that are no replicas."""
+        """Return [S], times in the backward pass; zeros for shards that are not replicas."""
         mb = workload.replica_bytes() / 1e6
         return workload.is_replica * self.replica_ms + mb * self.mb_ms
 
@@ -152,10 +152,10 @@ class ComputeModel:
     Args:
         profile_mean, profile_std: [C], to scale profiles.
         profile_low, profile_high: [C], fitted range; outside it, unit costs are those at its edge.
-        device: the work that the unit costs are of.
+        device: the work to which the unit costs apply.
         dense: costs of the dense gradients of replicas.
-        crowding: time that shards take longer because of others on their rank, apart from what
-            these read: on GPUs because of wide ones, on CPUs because of sequences.
+        crowding: additional time of shards because of others on their rank, apart from what these
+            read: on GPUs because of wide shards, on CPUs because of sequences.
     """
 
     profile_mean: Floats
@@ -250,12 +250,12 @@ class ComputeModel:
         work_costs = np.split(vectors[:, : self._num_work_costs], 2, axis=1)
         times: Floats = np.column_stack(
             [
-                net.work_ms(of, crowd[:, READ_MB])
-                for net, of in zip(self.nets, work_costs, strict=True)
+                net.work_ms(costs, crowd[:, READ_MB])
+                for net, costs in zip(self.nets, work_costs, strict=True)
             ]
         )
-        of_shards, of_crowd = (of[:, self._num_work_costs : READ_MB] for of in (vectors, crowd))
-        return times + self.crowding.parts_ms(of_shards, of_crowd).sum(axis=2).T
+        columns = slice(self._num_work_costs, READ_MB)
+        return times + self.crowding.parts_ms(vectors[:, columns], crowd[:, columns]).sum(axis=2).T
 
     def stand_alone_ms(self, vectors: Floats) -> Floats:
         """Return [N], both directions of shards of vectors [N, V], each on a rank of its own."""
@@ -264,7 +264,7 @@ class ComputeModel:
     def crowding_ms(self, vectors: Floats, crowd: Floats) -> Floats:
         """Return [..., 2], by how much shards and a crowd are slower on one rank than apart.
 
-        What a rank reads does not count here.
+        The effect of what a rank reads is not included.
 
         Args:
             vectors, crowd: [..., V], sums over shards; they are broadcast.
@@ -283,7 +283,7 @@ class ComputeModel:
         return self.forward, self.backward
 
     def scaled_profile(self, workload: Workload) -> Floats:
-        """Return [S, C + 1], the inputs of the nets, and for slopes alone 1 for a sequence."""
+        """Return [S, C + 1], inputs of the nets, and 1 for a sequence, which only slopes use."""
         # A net is not valid for profiles that it was not fitted to.
         profile = np.clip(profile_of(workload), self.profile_low, self.profile_high)
         scaled = (profile - self.profile_mean) / self.profile_std
@@ -291,10 +291,10 @@ class ComputeModel:
 
     def _half_factors(self, workload: Workload) -> list[Floats]:
         """Return [S, 1] for each direction, factors for fp16 on a CPU; ones for all others."""
-        of_half = (1.0, 1.0) if self.device.has_warps else CPU_HALF
-        return [np.where(workload.is_half[:, None], factor, 1.0) for factor in of_half]
+        factors = (1.0, 1.0) if self.device.has_warps else CPU_HALF
+        return [np.where(workload.is_half[:, None], factor, 1.0) for factor in factors]
 
     @property
     def _num_work_costs(self) -> int:
-        """Numbers of a vector that are costs of work, of both directions: 2 (1 + J)."""
+        """Number of entries of a vector that are costs of work in both directions: 2 (1 + J)."""
         return 2 * (1 + self.forward.cache_gain.shape[1])

@@ -1,8 +1,8 @@
-"""A file of a cost model as a run had it, by which the run's plan can be made again.
+"""The file of a run's cost model, with which the run's plan can be made again.
 
 The costs of a run follow from an artifact or a data sheet, the probes of the hardware, the
-versions of kernels, and earlier runs. All of these change with time. The file has the numbers that
-came out.
+versions of kernels, and earlier runs. All of these change with time. The file has the resulting
+numbers.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ DIGEST_LENGTH = 16
 
 
 def costs_digest(model: LearnedCostModel) -> str:
-    """Return a short hash of all that predictions of the model follow from."""
+    """Return a short hash of everything that the model's predictions depend on."""
     return checksum(*_content(model))[:DIGEST_LENGTH]
 
 
 def write_cost_model(path: Path, model: object) -> None:
     """Write a model to `path`, whose suffix is `ARTIFACT_SUFFIX`.
 
-    Other models than learned ones follow from their config, and have no such file.
+    Models other than learned ones follow from their config, and have no such file.
     """
     if isinstance(model, LearnedCostModel):
         arrays, meta = _content(model)
@@ -59,7 +59,7 @@ def cost_model_beside(plan: Path) -> Path:
 
 
 def is_cost_model_file(path: Path) -> bool:
-    """Return whether a sound file has the cost model of a run, and not a fitted one."""
+    """Return whether an undamaged file has the cost model of a run, rather than a fitted one."""
     return artifact_kind(path) == RUN_COST_MODEL.name
 
 
@@ -86,7 +86,7 @@ def _content(model: LearnedCostModel) -> tuple[Arrays, dict[str, Any]]:
     """Return the arrays and the description of a model's file."""
     gpu = None
     if isinstance(model.communication, ExchangeCurves):
-        spec = model.communication.host.spec  # whose figures may be whole numbers; floats are read
+        spec = model.communication.host.spec  # its figures may be ints; files have floats
         gpu = dataclasses.asdict(read_form(dataclasses.asdict(spec), GpuSpec, name="the GPU"))
     meta = {
         "kind": RUN_COST_MODEL.name,

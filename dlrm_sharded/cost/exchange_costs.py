@@ -1,4 +1,4 @@
-"""Costs of a byte in the exchanges of a step, for the search and for the lower bound.
+"""Costs per byte of the exchanges of a step, for the search and for the lower bound.
 
 The time of an exchange depends on the volumes of all ranks at once, through maxima.
 `ExchangeCosts` replaces it by costs of a byte that hold near even volumes, where good plans are,
@@ -47,7 +47,7 @@ class ReduceCosts:
 
     @classmethod
     def in_group(cls, model: CommunicationModel, group: Hosts) -> ReduceCosts:
-        """Return the costs of a group by itself, see `Hosts.group`."""
+        """Return the costs of the reductions in a group, see `Hosts.group`."""
         # the times are linear in volumes and shards, so differences are costs
         volumes = np.array([0.0, EVEN_BYTES, 0.0])
         num_shards = np.array([HARDLY_ANY, HARDLY_ANY, 1.0])
@@ -57,7 +57,7 @@ class ReduceCosts:
 
     @classmethod
     def of_gradients(cls, model: CommunicationModel, hosts: Hosts) -> ReduceCosts:
-        """Return the costs of the all-reduce of the gradients of replicas, a byte of weights."""
+        """Return the costs of the all-reduce of gradients; `byte_ms` is per byte of replicas."""
         num_bytes = np.array([HARDLY_ANY, EVEN_BYTES])
         fixed_ms, with_bytes_ms = model.all_reduce_ms(num_bytes, hosts).tolist()
         return cls(fixed_ms, (with_bytes_ms - fixed_ms) / EVEN_BYTES, 0.0)
@@ -73,14 +73,14 @@ class ExchangeCosts:
         + any_byte_ms * (sum of volumes) + busiest_rank_byte_ms * (largest volume)
         + busiest_host_byte_ms * (largest sum of volumes of a host)
 
-    which is exact for even volumes and meant for those that differ a little from them.
+    which is exact for even volumes and approximate for volumes that are nearly even.
 
     Args:
         any_byte_ms: time that every rank pays for a byte of any rank: the rest of `even_byte_ms`.
         even_byte_ms: time of a byte on every rank. No volumes of the same sum have a smaller mean
             over ranks, as no term depends on a rank's number (Jensen's inequality).
-        sequences: how many bytes of bags a byte of sequences counts for, and one of their row
-            blocks, see `CommunicationModel`; at even volumes, of all exchanges together.
+        sequences: how many bytes of bags a byte of whole sequences and a byte of their row blocks
+            count as, see `CommunicationModel`; at even volumes, of all exchanges together.
         reduces: costs of row blocks, by the size of their groups.
         gradients: costs of replicas.
     """
@@ -157,7 +157,7 @@ class _StepExchanges:
         return np.sum(by_kind, axis=0)
 
     def uneven_costs(self) -> tuple[float, float, float]:
-        """Return costs of a byte of a rank's own, of the busiest rank and of the busiest host."""
+        """Return the costs of a byte on the rank itself, the busiest rank and the busiest host."""
         size, per_host = self.hosts.world_size, self.hosts.ranks_per_host
         first, first_host = slice(0, 1), slice(0, per_host)
         others = slice(1, None) if size > 1 else slice(None)
@@ -194,8 +194,8 @@ class LeastExchangeCosts:
     fixed_ms + own_byte_ms * v[r] + any_byte_ms * S + busiest_byte_ms * (V - S / W).
 
     Args:
-        sequences: how many bytes of bags a byte of sequences counts for, and one of their row
-            blocks; no more than in any of these costs, and in that of even volumes.
+        sequences: how many bytes of bags a byte of whole sequences and a byte of their row blocks
+            count as; no more than in any of these costs, or in the cost of even volumes.
     """
 
     own_byte_ms: float
@@ -210,7 +210,7 @@ class LeastExchangeCosts:
             return cls(0.0, 0.0, 0.0)
         by_kind = np.array([_least_mb_ms(model, kind, hosts) for kind in STEP_EXCHANGES])
         own_mb_ms, any_mb_ms, busiest_mb_ms = by_kind.sum(axis=0).tolist()
-        # A negative cost of its own counts at most for everything: its volume is no more than all.
+        # A rank's volume is at most the sum, so a negative cost of its own lowers that of the sum.
         any_mb_ms += min(own_mb_ms, 0.0)
         costs = (max(own_mb_ms, 0.0) / 1e6, any_mb_ms / 1e6, busiest_mb_ms / 1e6)
         return cls(*costs, _least_counts(model, hosts, by_kind))
@@ -230,13 +230,13 @@ def _least_mb_ms(model: CommunicationModel, kind: str, hosts: Hosts) -> tuple[fl
     weight = dict(zip(EXCHANGE_TERMS, weights, strict=True))
     own_mb_ms, any_mb_ms, busiest_mb_ms = weight["own_bytes"] * size, weight["all_bytes"], 0.0
     for link, peers, ms_per_mb in links:
-        # the busier direction takes no less than that of the rank's own bytes
+        # the busier direction takes no less time than the direction of the rank's own bytes
         own_mb_ms += (weight[f"{own_way}_{link}"] + weight[f"busier_{link}"]) * peers * ms_per_mb
         # a maximum over ranks or hosts is no less than their mean
         maxima = sum(weight[f"max_{term}_{link}"] for term in ("out", "in", "busier"))
         maxima = (maxima + weight["max_both_links"]) / size
         any_mb_ms += (maxima + weight[f"host_{link}"] / num_hosts) * peers * ms_per_mb
-        # some rank sends, or gets, the largest volume; no rank's own goes the other way
+        # some rank sends, or gets, the largest volume; own volumes do not go the other way
         own_maxima = sum(weight[f"max_{term}_{link}"] for term in (own_way, "busier"))
         busiest_mb_ms += (own_maxima + weight["max_both_links"]) * peers * ms_per_mb
         # A rank that holds everything gets nothing from others. Only if all others are
@@ -251,7 +251,7 @@ def _even_byte_ms(model: CommunicationModel, hosts: Hosts) -> Floats:
     """Return [2], the cost of a byte on every rank in each of `STEP_EXCHANGES`."""
     each = [_StepExchanges(model, hosts, [kind]) for kind in STEP_EXCHANGES]
     empty = np.zeros(hosts.world_size)
-    even: Floats = np.array([float((of.even_ms - of.times_ms(empty))[0]) for of in each])
+    even: Floats = np.array([float((one.even_ms - one.times_ms(empty))[0]) for one in each])
     return even / EVEN_BYTES
 
 
@@ -266,7 +266,7 @@ def _least_counts(model: CommunicationModel, hosts: Hosts, by_kind: Floats) -> t
     counted, sums = [cost @ counts for cost in costs], [float(p.sum()) for p in costs]
     if sums[0] <= 0.0:  # a negative cost of its own counts for everything, see `from_model`
         counted[1], sums[1] = counted[1] + np.minimum(counted[0], 0.0), sums[1] + sums[0]
-    means = [of / total for of, total in zip(counted, sums, strict=True) if total > 0.0]
+    means = [part / total for part, total in zip(counted, sums, strict=True) if total > 0.0]
     # times never fall with volumes, so the fewest bytes of both exchanges are few enough, too
     fewest = counts.min(axis=0)
     whole, blocks = np.maximum(np.min([*means, counts.max(axis=0)], axis=0), fewest).tolist()

@@ -1,10 +1,10 @@
 """Times of exchanges among GPUs as curves, and the linear model that is right for one task.
 
-The time of an exchange rises slower than its bytes: small messages cost latency, and only large
-ones reach a link's bandwidth. The search and the lower bound need times that are linear in the
-volumes. A task fixes the volume of a rank if all have the same, so the curves are replaced by lines
-that meet them there: `ExchangeCurves.at` takes the value of a curve at the even volume, and its
-slope between half and twice that volume.
+The time of an exchange rises more slowly than its bytes: small messages cost latency, and only
+large ones reach a link's bandwidth. The search and the lower bound need times that are linear in
+the volumes. A task fixes the volume of a rank if all have the same, so the curves are replaced by
+lines that meet them there: `ExchangeCurves.at` takes the value of a curve at the even volume, and
+its slope between half and twice that volume.
 
 Between hosts there are no curves, but figures. A GPU's adapter sends at `ADAPTER_SHARE` of its
 nominal bandwidth, and every doubling of the hosts adds `HOST_DOUBLING_MS`. In an all-to-all, each
@@ -37,7 +37,7 @@ from dlrm_sharded.plans.plan_cost import BWD_COMM, FWD_COMM, INPUT_DIST
 from dlrm_sharded.plans.task import ShardingTask
 
 ADAPTER_SHARE = 0.95
-"""Part of an adapter's nominal bandwidth that an all-to-all reaches: 46 to 49 of 50 GB/s in issues
+"""Share of an adapter's nominal bandwidth that an all-to-all reaches: 46 to 49 of 50 GB/s in issues
 267 and 290 of github.com/NVIDIA/nccl-tests; DeepEP has 43, 58 and 51 GB/s on 16, 32 and 64 H800."""
 
 HOST_DOUBLING_MS = 0.023
@@ -45,14 +45,14 @@ HOST_DOUBLING_MS = 0.023
 194 us on 256 (github.com/deepseek-ai/DeepEP, docs/legacy.md)."""
 
 SLOPE_FACTOR = 2.0
-"""The slope of a line is that of the curve between the even volume over and times this."""
+"""A line has its curve's mean slope from the even volume over this to that volume times this."""
 
 REPLICA_BYTES = 16e6
-"""Gradients of replicas at which the line of their all-reduce is taken; tables that pay off as
+"""Bytes of gradients at which the line of the all-reduce meets its curve; tables that pay off as
 replicas are small, however much the task exchanges otherwise."""
 
 LEAST_BYTES = 1.0
-"""Smallest volume at which a line is taken, for tasks that exchange nothing."""
+"""Smallest volume at which a line meets its curve, for tasks that exchange nothing."""
 
 RING = {FWD_COMM: "reduce_scatter", BWD_COMM: "all_gather"}
 """Collectives of row blocks. Ids reach row blocks by an all-to-all."""
@@ -114,7 +114,7 @@ class ExchangeCurves:
     """Times of all exchanges among GPUs of one kind, in one host and between hosts.
 
     Args:
-        factors: factors of the `EXCHANGE_PARTS` of each of `EXCHANGES`, which measurements decided.
+        factors: factors of the `EXCHANGE_PARTS` of each of `EXCHANGES`, fitted to measurements.
         sequences: see `CommunicationModel`.
     """
 
@@ -173,7 +173,7 @@ class ExchangeCurves:
         return lines.scaled(self.factors)
 
     def scaled(self, factors: Mapping[str, Floats]) -> ExchangeCurves:
-        """Return curves whose lines have parts that are multiplied by factors, too."""
+        """Return curves whose `factors` are multiplied by the given ones."""
         both = {kind: self.factors[kind] * factors[kind] for kind in EXCHANGES}
         return dataclasses.replace(self, factors=both)
 
@@ -207,7 +207,7 @@ class ExchangeCurves:
         return np.array(list(weights.values()))
 
     def _in_host_ms(self, collective: str, sent_bytes: float, even: EvenVolumes) -> float:
-        """Return the time among the ranks of each host by themselves."""
+        """Return the time of a collective among the ranks of each host."""
         return self.host.time_ms(
             collective, even.ranks_per_host, sent_bytes, link_gb_per_s=even.intra_gb_per_s
         )

@@ -57,7 +57,7 @@ class Hosts:
 
     Args:
         intra_ms_per_mb, inter_ms_per_mb: time of a MB that one rank sends in one direction; 1 where
-            the link was measured, as the fitted weights then have the unit ms per MB.
+            the link was measured, because the fitted weights are then in ms per MB.
     """
 
     world_size: int
@@ -85,7 +85,7 @@ class Hosts:
 def exchange_terms(
     mb: Floats, shards: Floats, hosts: Hosts, *, sends_own: bool
 ) -> Iterator[Floats]:
-    """Yield the `EXCHANGE_TERMS` of all-to-alls: [W, N], or [1, N] where all ranks have the same.
+    """Yield the `EXCHANGE_TERMS` of all-to-alls: [W, N], or [1, N] if it is the same on all ranks.
 
     Args:
         mb: [W, N], MB that each rank exchanges with every other one.
@@ -112,7 +112,7 @@ def exchange_terms(
         (per_host - 1, host_mb - mb, hosts.intra_ms_per_mb),
         (hosts.world_size - per_host, total_mb - host_mb, hosts.inter_ms_per_mb),
     ):
-        if peers == 0:  # nobody is behind this link
+        if peers == 0:  # no rank is behind this link
             yield from itertools.repeat(np.zeros((1, 1)), len(_LINK_TERMS))
             continue
         # a rank's volume goes to each peer, and each peer's volume comes to the rank once
@@ -127,7 +127,7 @@ def exchange_terms(
         yield out.max(axis=0, keepdims=True)
         yield into.max(axis=0, keepdims=True)
         yield busier.max(axis=0, keepdims=True)
-        # what a host sends is what it gets, but for which of its ranks it is
+        # what the busiest host sends
         out_by_host = np.broadcast_to(out, mb.shape).reshape(-1, per_host, mb.shape[1])
         yield out_by_host.sum(axis=1).max(axis=0, keepdims=True)
     yield both_links.max(axis=0, keepdims=True)
@@ -141,7 +141,7 @@ def reduce_terms(volume: Floats, num_shards: Floats, hosts: Hosts) -> Floats:
         num_shards: [N], shards of one rank.
     """
     mb = volume / 1e6
-    there = (num_shards > 0).astype(np.float64)  # latencies are paid only where there is one
+    there = (num_shards > 0).astype(np.float64)  # latency is paid only if there is a shard
     intra, inter = hosts.ranks_per_host - 1, hosts.world_size - hosts.ranks_per_host
     return np.stack(
         [

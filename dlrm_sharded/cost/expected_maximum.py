@@ -1,7 +1,7 @@
 """The expected time of the slowest rank, given how far each rank's prediction may be off.
 
-A search balances predicted times. The measured ones differ from them on each rank by itself, so
-that some rank is slower than the slowest predicted one. Without this excess, the prediction of a
+A search balances predicted times. Measured times differ from them independently on each rank, so
+some rank is slower than the slowest predicted one. Without this excess, the prediction of a
 well-balanced plan would be too low, and the more so the more ranks draw level.
 """
 
@@ -26,7 +26,7 @@ def expected_maximum_ms(computation_ms: Floats, exchange_ms: Floats, error: floa
 
     Args:
         computation_ms: [W], medians of log-normal times that are independent of each other.
-        exchange_ms: [W], which are certain, as all ranks wait for an exchange alike.
+        exchange_ms: [W], assumed to be certain, because all ranks wait for an exchange alike.
         error: standard deviation of the logarithms of computations.
     """
     from scipy.special import ndtr  # takes longer to load than most plans to make
@@ -47,8 +47,8 @@ def with_expected_excess(cost: PlanCost, rank_error: float | None) -> PlanCost:
     """Return a predicted cost with the expected excess of its slowest rank.
 
     Args:
-        rank_error: standard deviation of the logarithm of the time that a rank computes over the
-            predicted one, apart from what all ranks have in common; None if it is not known.
+        rank_error: standard deviation over ranks of the logarithm of measured over predicted
+            computation, without what all ranks have in common; None if it is not known.
     """
     computation_ms = np.array([rank.computation_ms for rank in cost.per_rank])
     if not rank_error or not computation_ms.any():

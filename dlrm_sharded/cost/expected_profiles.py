@@ -1,7 +1,7 @@
-"""Access profiles of tables that were not measured: those that cost what is to be expected.
+"""Access profiles for tables whose accesses were not measured: those with the expected cost.
 
-How skewed the accesses of such a table are is not known. Its cost is an expectation over `SKEWS`.
-The search needs one profile for each table, so it gets the profile that has this cost.
+The skew of such a table's accesses is not known, so its cost is an expectation over `SKEWS`. The
+search needs one profile for each table, so the table gets the profile that has this cost.
 
 Letters: T tables, P skews.
 """
@@ -24,7 +24,7 @@ NUM_BISECTIONS = 12
 def with_expected_profiles(task: ShardingTask, compute: ComputeModel) -> ShardingTask:
     """Return the task with a reuse histogram for every table that has none.
 
-    With it, the whole table on a rank of its own costs the expectation over `SKEWS`.
+    With it, the whole table, alone on a rank, costs the expectation over `SKEWS`.
     """
     unknown = [table for table in task.tables if table.reuse_histogram is None]
     if not unknown:
@@ -39,12 +39,12 @@ def with_expected_profiles(task: ShardingTask, compute: ComputeModel) -> Shardin
         return compute.stand_alone_ms(compute.vectors(workload))
 
     expected_ms = np.array(list(SKEWS.values())) @ np.array([cost_ms(h) for h in by_skew])
-    # More skewed accesses are cheaper, as fewer different rows are read.
+    # More skewed accesses are cheaper, because they read fewer distinct rows.
     low, high = np.zeros(len(unknown)), np.full(len(unknown), len(SKEWS) - 1.0)
     for _ in range(NUM_BISECTIONS):
         middle = (low + high) / 2
-        is_dear = cost_ms(_between(by_skew, middle)) > expected_ms
-        low, high = np.where(is_dear, middle, low), np.where(is_dear, high, middle)
+        is_above = cost_ms(_between(by_skew, middle)) > expected_ms
+        low, high = np.where(is_above, middle, low), np.where(is_above, high, middle)
     histograms = map(tuple, _between(by_skew, high).tolist())
     return task.with_values(
         reuse_histogram=dict(zip((t.name for t in unknown), histograms, strict=True))

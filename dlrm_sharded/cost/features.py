@@ -20,8 +20,8 @@ WARP_COLUMNS = 128
 GROUP_COLUMNS = np.array(
     [32, 64, *range(WARP_COLUMNS, MAX_SHARD_COLUMNS["cuda"] + 1, WARP_COLUMNS)]
 )
-"""[G], widest rows of which FBGEMM's CUDA kernels handle each by a group of 1/4, 1/2, 1, 2, ...
-warps (DISPATCH_OPTIMAL_KERNEL in its sources)."""
+"""[G], widest rows that FBGEMM's CUDA kernels handle by a group of 1/4, 1/2, 1, 2, ... warps
+(DISPATCH_OPTIMAL_KERNEL in its sources)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class DeviceWork:
     """The parts of a lookup's work that one type of device has.
 
     Args:
-        cache_mb: sizes between those of its caches; data larger than one of them comes from the
-            next cache.
+        cache_mb: thresholds between the sizes of its caches; data larger than a threshold comes
+            from the next cache.
         has_warps: whether groups of threads handle the columns of a row together. Then all shards
             of a rank have groups as large as its widest shard needs, see `cost.widest`.
     """
@@ -42,8 +42,8 @@ class DeviceWork:
     def terms(self) -> tuple[str, ...]:
         """Names of the parts; none falls when columns, ids or shards are added.
 
-        Rows that a step uses again come from the cache that holds all the rows it uses; on a GPU,
-        a table has a part of the cache if it has few samples, see `CONCURRENT_SAMPLES`. The
+        Rows that a step uses again come from the cache that holds all the rows that it uses; on a
+        GPU, a table with few samples has only part of the cache, see `CONCURRENT_SAMPLES`. The
         backward pass reads each id's gradient from a matrix [batch, columns].
         """
         return (
@@ -88,8 +88,8 @@ LINE_COLUMNS = 16
 """Number of fp32 columns in a cache line of 64 B."""
 
 SINGLE_LINES, STREAMED = 16, 0.6
-"""Lines of a row that a CPU fetches from beyond a cache, or writes to a pooled vector, one by one;
-and the time of each further line relative to theirs, as long rows are read ahead and streamed.
+"""Number of a row's lines that a CPU fetches from beyond a cache, or writes to a pooled vector, one
+by one, and the relative time of each further line, because long rows are prefetched and streamed.
 
 Measured on an Intel Xeon with AVX-512 on shards of up to 2,048 columns (docs/notes/cost_model.md).
 Rows of 256 columns have 16 lines, and older models were fitted to no wider ones.
@@ -117,14 +117,14 @@ def work_of(workload: Workload, device: DeviceWork = CPU_WORK) -> Floats:
     pooled_lines, far_lines = cols / LINE_COLUMNS, lines
     if not device.has_warps:
         pooled_lines, far_lines = _streamed(pooled_lines), _streamed(far_lines)
-    # Every sample has a bag in every table, also where the bag is empty. A sequence is looked up as
-    # if each of its ids were a bag, but for the warp of a GPU, which handles all ids of a sample.
+    # Every sample has a bag in every table, even if the bag is empty. A sequence is looked up as if
+    # each of its ids were a bag, except that a GPU's warp handles all ids of a sample.
     vectors = workload.num_vectors
     bags = workload.num_bags if device.has_warps else vectors
     # the backward pass sorts ids by row, a few bits of the row's number at a time
     passes = np.ceil(np.log2(np.maximum(workload.num_rows, 2.0)) / SORT_BITS)
     gradient_bytes = vectors * cols * FLOAT_BYTES
-    # tables that are looked up at the same time have a part of a GPU's cache each
+    # tables that are looked up at the same time share a GPU's cache
     share: Floats | float = 1.0
     if device.has_warps:  # a sequence may have no ids at all
         share = np.minimum(np.maximum(bags, 1.0) / CONCURRENT_SAMPLES, 1.0)
@@ -184,7 +184,7 @@ def extent_of(workload: Workload) -> Floats:
 def thread_groups(workload: Workload) -> NDArray[np.int64]:
     """Return [S], indices in `GROUP_COLUMNS` of the smallest thread groups for shards' columns."""
     groups: NDArray[np.int64] = np.searchsorted(GROUP_COLUMNS, workload.num_cols)
-    # Wider shards are in no valid plan for GPUs.
+    # No valid plan for GPUs has wider shards.
     return np.minimum(groups, len(GROUP_COLUMNS) - 1)
 
 

@@ -1,10 +1,10 @@
 """Lookups on GPUs that nobody calibrated: a roofline of memory, multiprocessors and launches.
 
-Bytes that come from memory take a time that falls with the nominal memory bandwidth. What the
-multiprocessors do takes a number of their cycles: samples, ids, sorting, warps, and rows from the
-L2 cache. These figures are the same for all GPUs. They were fitted to public measurements on two
-kinds of H100 and a V100; docs/notes/gpus.md says how well they predict each of these
-sources without it, and `tests/unit/cost/public_lookups.py` has them. Two figures are not fitted:
+The time of bytes from memory is inversely proportional to the nominal memory bandwidth. The work of
+the multiprocessors takes a number of cycles: samples, ids, sorting, warps, and rows from the L2
+cache. These figures are the same for all GPUs. They were fitted to public measurements on two kinds
+of H100 and a V100, which are in `tests/unit/cost/public_lookups.py`; docs/notes/gpus.md says how
+well a fit without one of these sources predicts that source. Two figures are not fitted:
 
 - `SORT_CYCLES`: Onesweep sorts 29.4 G keys of 4 B per second in 4 passes on an A100
   (arXiv:2206.01784); FBGEMM sorts pairs of 12 B, and 3 times the bytes take 3 times as long.
@@ -24,20 +24,20 @@ from dlrm_sharded.cost.workload import FLOAT_BYTES, Floats
 from dlrm_sharded.hardware.gpus.gpu_specs import GpuSpec
 
 STREAM_SHARE = 0.8
-"""Part of the nominal memory bandwidth that streaming through memory reaches, by aiconfigurator."""
+"""Fraction of the nominal memory bandwidth that streaming reaches, according to aiconfigurator."""
 
 
 SAMPLE_CYCLES = 15.1
-"""A sample of a table takes so many cycles of a multiprocessor in the forward pass."""
+"""Cycles of a multiprocessor per sample of a table in the forward pass."""
 
 ID_CYCLES, BACKWARD_ID_CYCLES = 5.9, 23.6
-"""An id takes so many cycles in the forward pass, and in the backward pass, sorting not counted."""
+"""Cycles per id in the forward pass, and in the backward pass without its sort."""
 
 WARP_CYCLES = 4.5
-"""A warp that handles a row takes so many cycles in both directions."""
+"""Cycles per warp that handles a row, in each direction."""
 
 LINE_CYCLES = 2.1
-"""A cache line of a row or a gradient takes so many cycles to come from the L2 cache."""
+"""Cycles per cache line of a row or a gradient that comes from the L2 cache."""
 
 UPDATE_FACTOR = 1.8
 """Time of a line that an update reads or writes, as a multiple of the time that its bytes take at
@@ -45,22 +45,22 @@ the nominal bandwidth. A line of pooled vectors takes that time once, as does on
 cache, in addition to its cycles."""
 
 SORT_CYCLES = 4.0
-"""Cycles of a multiprocessor for an id in one pass of the backward pass's sort."""
+"""Cycles per id in one pass of the backward pass's radix sort."""
 
 KERNEL_MS = 0.003
 NUM_KERNELS = (3, 15)
 """Kernels of a lookup's forward and backward pass."""
 
 LEFT_OUT_ERRORS = {"h100": 0.13, "v100": 0.28}
-"""Mean relative error of public lookups, by GPU, predicted by a fit without their source; the
-larger one of two sources."""
+"""Mean relative error of public lookups, by GPU, predicted by a fit without their source; of two
+sources, the larger error."""
 
 MEASURED_ERROR = 0.41
 """Mean relative error of 30 plans measured on an H200 with row-wise Adagrad (docs/notes/gpus.md).
 Of lookups of 0.02 to 5 ms, those below 0.1 ms take twice as long as predicted."""
 
 LOOKUP_ERROR = 0.5
-"""Relative error of lookups that is expected: the largest of these errors, rounded up."""
+"""Expected relative error of lookups: the largest of these errors, rounded up."""
 
 DENSE_PASSES = 10
 """Times that the gradients or weights of a replica go through memory in a step: cleared (1), added
@@ -81,7 +81,7 @@ _MAX_PROFILE = 20.0
 
 
 def cycles_ms(spec: GpuSpec, cycles: float) -> float:
-    """Return the time of 1,000 pieces of work that take a multiprocessor some cycles each."""
+    """Return the time of 1,000 pieces of work that take a multiprocessor `cycles` each."""
     return cycles / spec.multiprocessor_ghz / 1e3
 
 
@@ -114,7 +114,7 @@ def gpu_compute(spec: GpuSpec, optimizer: str | None) -> ComputeModel:
         forward=_constant_net(work, forward, NUM_KERNELS[0]),
         backward=_constant_net(work, backward, NUM_KERNELS[1]),
         device=work,
-        # groups of threads as large as the widest shard needs hold up the ids of all shards
+        # thread groups as large as the widest shard needs slow down the ids of all shards
         crowding=WidestShard(np.full((2, 2), cycles_ms(spec, WARP_CYCLES))),
         dense=DenseCosts(mb_ms=DENSE_PASSES / (STREAM_SHARE * spec.memory_gb_per_s)),
     )
@@ -143,9 +143,9 @@ def _constant_net(work: DeviceWork, unit_costs: dict[str, float], num_kernels: i
 def _cached(
     work: DeviceWork, data: str, near_ms: float, beyond_ms: float, l2_mb: float
 ) -> dict[str, float]:
-    """Return the costs of lines from the L2 cache, and what those from beyond it add.
+    """Return the costs of lines from the L2 cache, and what lines from beyond it add.
 
-    The latter is shared among the terms of the sizes next to the cache's.
+    The latter is split between the terms of the two sizes nearest to the cache's.
     """
     names = [f"id_lines_of_{data}_beyond_{size:g}_mb" for size in work.cache_mb]
     added_ms = beyond_ms * _between(work.cache_mb, l2_mb)
@@ -153,6 +153,6 @@ def _cached(
 
 
 def _between(sizes: tuple[float, ...], size: float) -> Floats:
-    """Return the weights of sizes; at most two next to each other are not 0."""
+    """Return the weights of sizes that interpolate `size`; at most two neighbors are not 0."""
     position = float(np.interp(math.log(size), np.log(sizes), np.arange(len(sizes))))
     return np.maximum(1.0 - np.abs(np.arange(len(sizes)) - position), 0.0)

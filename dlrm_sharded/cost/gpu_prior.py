@@ -1,4 +1,4 @@
-"""Priors: what to expect of GPUs that nobody has calibrated, from public figures alone."""
+"""Priors: cost models of GPUs that nobody has calibrated, from public figures alone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def gpu_cost_model(
     """Return the prior of a run's GPU.
 
     Args:
-        figures: figures of a GPU that no data sheet of the package has, see `GpuSpec.stated`.
+        figures: figures of a GPU without a data sheet in the package, see `GpuSpec.stated`.
 
     Raises:
         ConfigError: the figures cannot be used.

@@ -1,4 +1,4 @@
-"""The cost model that is calibrated on measurements of some hardware."""
+"""The cost model that is calibrated on measurements of one kind of hardware."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class LearnedCostModel:
         measured_links: the `communication.LINKS` that were measured; the other links take the
             bandwidths that a topology states.
         provenance: origin of the costs and their expected error.
-        correction: factors that measured runs decided, of the parts of a time, by direction or
-            exchange; None without runs. The costs have these factors already.
+        correction: factors for the parts of a time, fitted to measured runs, by direction or
+            exchange; None without runs. The costs already include them.
     """
 
     costs_name: ClassVar[str] = "learned"
@@ -120,7 +120,7 @@ class LearnedCostModel:
             )
 
     def caveat(self, topology: Topology) -> str | None:
-        """Return the caveat for ranks of another device; None for ranks of the same."""
+        """Return the caveat if the ranks compute on another type of device, else None."""
         return other_device_caveat(self.name, self.device, topology.compute_device)
 
     def unknown_links(self, topology: Topology) -> list[str]:

@@ -26,7 +26,7 @@ _OF_CACHES = ("cache_gain", "cache_mb", "cache_slope")
 """Arrays of a model, and of each of its nets, that are stored as they are."""
 
 CURVES = "curves."
-"""Beginning of the names of arrays with the factors of an exchange's curve."""
+"""Prefix of the names of arrays with the factors of an exchange's curve."""
 
 
 def learned_features(device: str) -> dict[str, list[str]]:

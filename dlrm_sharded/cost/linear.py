@@ -1,4 +1,4 @@
-"""An additive cost model of one's own, in which a shard adds the time that a function gives.
+"""An additive cost model in which a user's function gives the time that each shard adds.
 
 Letters: S shards.
 """
@@ -26,11 +26,11 @@ ShardTimes = Callable[[Workload], tuple[Floats, Floats]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearCostModel:
-    """Predicts that a rank takes the sum of its shards' times, and its exchanges their bytes' time.
+    """Predicts computation as the sum of a rank's shard times, and exchanges by their bytes.
 
     Search, lower bound and diagnosis rely on times that are not negative, and that do not fall
     where a shard gets more columns or rows; `testing.check_cost_model` checks that. Tables need no
-    access profile, and are given none.
+    access profile, and none is assumed for them.
 
     Args:
         lookup_ms: times of shards. A `Workload` has their rows, columns, ids and profiles as
@@ -50,7 +50,7 @@ class LinearCostModel:
             check_number("exchange_ms_per_mb", self.exchange_ms_per_mb)
 
     def cost_task(self, task: ShardingTask) -> CostedTask:
-        """Return the task, as it is, with its costs."""
+        """Return the task, unchanged, with its costs."""
         hosts = Hosts.from_topology(task.topology, measured=())
         if (ms_per_mb := self.exchange_ms_per_mb) is not None:
             hosts = Hosts(hosts.world_size, hosts.ranks_per_host, ms_per_mb, ms_per_mb)
@@ -71,8 +71,8 @@ class LinearCostModel:
 class LinearLookups(ComputeModel):
     """Computation of ranks as sums over shards, whose times a function gives in place of nets.
 
-    A shard's vector has its two times, and zeros for what crowds and what is read, as no unit cost
-    depends on what a rank has or reads.
+    A shard's vector has its two times, and zeros for crowding and reads, because no unit cost
+    depends on what else a rank has or reads.
     """
 
     shard_ms: ShardTimes

@@ -1,7 +1,7 @@
 """Access profiles of a rank's own samples, which are what the replica of a table sees.
 
-Tables are profiled over the global batch. Of an id's uses there, each falls into the samples of one
-rank with the probability 1 / W, so a rank sees a binomial number of them.
+Tables are profiled over the global batch. Each use of an id there falls on a given rank with
+probability 1 / W, so the number of uses that a rank sees is binomial.
 
 Letters: W ranks, S shards.
 """
@@ -18,7 +18,7 @@ from dlrm_sharded.plans.tables import NUM_REUSE_BINS
 Floats = NDArray[np.float64]
 
 USES_OF_BIN = np.concatenate([[1.0, 2.0], 2.0 ** np.arange(1, NUM_REUSE_BINS - 1) * 1.5])
-"""[17], uses of an id in the middle of each bin: the bins are (0, 1], (1, 2], (2, 4], ..."""
+"""[17], uses of an id in the middle of each bin: (0, 1], (1, 2], (2, 4], ..."""
 
 
 def local_histograms(histograms: Floats, world_size: int) -> Floats:
@@ -32,9 +32,9 @@ def local_histograms(histograms: Floats, world_size: int) -> Floats:
 
 @functools.lru_cache(maxsize=64)
 def _transitions(world_size: int) -> Floats:
-    """Return [17, 17], probabilities that an id of one bin is in another one on a single rank."""
+    """Return [17, 17], probabilities that an id of one bin falls into another on a single rank."""
     share = 1.0 / world_size
-    # The last use counts of the bins (0, 1], (1, 2], (2, 4], ...; the last bin has no end.
+    # the highest counts of the bins (0, 1], (1, 2], (2, 4], ...; the last bin has no end
     ends = 2 ** np.arange(NUM_REUSE_BINS - 1)
     most = int(USES_OF_BIN[-1])
     log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, most + 1)))])

@@ -21,7 +21,7 @@ SEQUENCE_ROWS = "sequence_rows"
 """The layout `rows` of tables whose vectors are not pooled, which reduce nothing."""
 
 MOST_LOADED = 4
-"""Largest number of tables for whose row blocks on one host there is a kind of plans each."""
+"""Largest number of tables whose row blocks on one host get a kind of plans of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,12 @@ class Cuts:
         work_ms: [n], computation of the whole table in such pieces, on all ranks together.
         mean_ms: [n], cost of the whole table in such pieces, averaged over ranks.
         every_rank_ms: [T], least time that every rank pays for the table.
-        volume: [T], bytes of the table that ranks exchange with every other rank, on all of them.
+        volume: [T], bytes that a rank exchanges with every other one for the table, summed over
+            ranks.
         piece_volume: [n], bytes that the rank of a piece exchanges with every other one for it.
         fixed_ms: time of exchanges of this layout alone that does not depend on their bytes,
             averaged over ranks.
-        group_size: ranks of a group that has a block each; 1 for columns.
+        group_size: number of ranks that each hold a block of the table; 1 for columns.
     """
 
     layout: str
@@ -61,7 +62,7 @@ class Cuts:
 
     @property
     def is_on_all_ranks(self) -> bool:
-        """Every rank has a piece of every table; else vectors are in the all-to-all."""
+        """Whether every rank has a piece of every table; else vectors are in the all-to-all."""
         return self.layout not in ("columns", "host_rows")
 
     def without(self, tables: Mask) -> Cuts:
@@ -110,7 +111,7 @@ class PlanKind:
         on_all_ranks = [layout.fixed_ms for layout in cuts if layout.is_on_all_ranks]
         self.has_free_pieces = len(on_all_ranks) < len(cuts)
         all_to_alls = [all_to_all_ms] if self.has_free_pieces else []
-        # Each module has one of the kind's exchanges at least, and each of these has a module.
+        # Each module has at least one of the kind's exchanges, and each of these has a module.
         exchanges = [*on_all_ranks, *all_to_alls]
         fixed_ms = sum(all_to_alls) + max(num_modules - len(exchanges), 0) * min(exchanges)
         self.fixed_ms = fixed_ms + sum(layout.fixed_ms for layout in cuts)
@@ -123,17 +124,17 @@ class PlanKind:
         self.least_ms = self.every_rank_fixed_ms + float(sum_ms)
         self.own_ms = excess_ms
         if self.least_ms < math.inf:
-            # a table of a layout may be the one that each layout must have
+            # the table may be the one that its layout must have, at no excess
             self.own_ms = self.least_ms + excess_ms - excess_ms.min(axis=1, keepdims=True)
 
 
 def by_loaded_table(
     cuts: Sequence[Cuts], all_to_all_ms: float, least_ms: float, num_modules: int
 ) -> Iterator[PlanKind]:
-    """Yield the kind of plans with these layouts, apart by the table that loads a host most (L12).
+    """Yield kinds of plans with these layouts, by the table that loads one host most (L12).
 
     Args:
-        least_ms: row blocks on one host that take a rank less than that count as the same.
+        least_ms: tables whose row blocks on one host take a rank less than this share a kind.
     """
     rest, layouts = list(cuts), [layout.layout for layout in cuts]
     if "host_rows" in layouts:
@@ -167,7 +168,7 @@ class CutCosts:
         )
 
     def cuts(self) -> list[Cuts]:
-        """Return column shards, row blocks on groups of each size, and replicas if there may be.
+        """Return column shards, row blocks on groups of each size, and replicas if allowed.
 
         Row blocks of sequences follow those of pooled tables.
         """
@@ -194,13 +195,13 @@ class CutCosts:
         return cuts
 
     def _in_columns(self, capacity: int) -> Cuts:
-        """Cost out column shards of every width, and whole tables in shards of equal widths."""
+        """Return costs of column shards of every width, and of whole tables in such shards."""
         shapes, columns, costs = self._shapes, self._shapes.columns, self.exchange_costs
         work_ms = self._compute.stand_alone_ms(columns.vectors)
         exchange_ms = columns.volume * (costs.even_byte_ms / self._world_size)
         mean_ms = work_ms / self._world_size + (exchange_ms + costs.shard_ms)
-        # A table may take its best width for all of its columns, in a fraction of a piece too: no
-        # choice of widths has a lower cost for each column (L4).
+        # A table may take its best width for all of its columns, even if that leaves a fraction of
+        # a piece: no choice of widths has a lower cost per column (L4).
         whole_volume = columns.volume[shapes.whole]
         share = shapes.num_cols / shapes.num_cols[shapes.whole][shapes.table]
         return Cuts(
@@ -219,9 +220,9 @@ class CutCosts:
     def _on_all_ranks(
         self, layout: str, blocks: BlockShapes, reduces: ReduceCosts, possible: Mask
     ) -> Cuts:
-        """Cost out a block of every table on every rank.
+        """Return the costs of a block of every table on every rank.
 
-        Row blocks reduce their vectors, those of sequences exchange them (L14), and replicas
+        Row blocks reduce their vectors, row blocks of sequences exchange them (L14), and replicas
         average gradients (L10).
         """
         size, own_byte_ms = self._world_size, self.least_costs.own_byte_ms
@@ -248,7 +249,7 @@ class CutCosts:
         )
 
     def _on_a_host(self, blocks: BlockShapes, reduces: ReduceCosts, possible: Mask) -> Cuts:
-        """Cost out row blocks of every table, over the ranks of any one host."""
+        """Return the costs of row blocks of every table over the ranks of any one host."""
         volume, num_groups = blocks.block.volume, blocks.num_groups
         block_ms, last_ms, work_ms = self._work_ms(blocks)
         reduce_ms = reduces.byte_ms * blocks.reduce_volume + reduces.shard_ms
@@ -271,7 +272,7 @@ class CutCosts:
         )
 
     def _work_ms(self, blocks: BlockShapes) -> tuple[Floats, Floats, Floats]:
-        """Return [T] each, computation of a block, of the last one, and of all of a group."""
+        """Return [T] each, computation of a block, of the last block and of all in a group."""
         block_ms, last_ms = (
             self._compute.stand_alone_ms(piece.vectors) for piece in (blocks.block, blocks.last)
         )
@@ -279,9 +280,9 @@ class CutCosts:
 
 
 def least_of_layouts(values: Floats) -> tuple[Floats, Floats]:
-    """Return the least sums [...] over tables of values [..., L, T], and what is above each least.
+    """Return the least sums [...] of values [..., L, T], and each value's excess over the least.
 
-    Every layout has a table, and each table has one layout (L11).
+    In a sum, each table has one layout, and every layout has at least one table (L11).
     """
     least = values.min(axis=-2)
     is_any = np.isfinite(least).all(axis=-1)

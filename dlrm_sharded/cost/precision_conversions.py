@@ -16,7 +16,7 @@ class ConversionTimes:
     Args:
         forward_encode, forward_decode: conversion of pooled vectors.
         backward_encode, backward_decode: conversion of gradients, with the scale of those in fp16.
-        reduce: time by which a reduction of as many bytes takes longer than in fp32.
+        reduce: additional time of a reduction compared with one of as many bytes in fp32.
     """
 
     forward_encode: float = 0.0
@@ -39,8 +39,8 @@ CPU_CONVERSIONS = {
     "bf16": ConversionTimes(0.20, 0.10, 0.20, 0.10, 0.02),
     "int8": ConversionTimes(0.17, 0.12, 0.17, 0.12),
 }
-"""Times for CPUs that nobody has measured: of one thread of an AMD EPYC with AVX-512, on 2 ranks
-that convert 8 MB at once."""
+"""Times for CPUs that nobody has measured: those of one thread of an AMD EPYC with AVX-512, on 2
+ranks that convert 8 MB at once."""
 
 MOVED_BYTES = {
     "fp16": (14.0, 6.0, 22.0, 14.0),

@@ -2,9 +2,9 @@
 
 One net reads each table, its outputs are summed over a rank's tables, and a second net maps the sum
 to the rank's times. Communication has one net per world size, which reads the columns of all ranks
-in rank order. Raw features are z-scored and the loss is the squared time. Differs: forward and
-backward computation are two outputs of the same net, as our stages are; ranks start together, so
-there are no start-time differences to read.
+in rank order. Raw features are z-scored and the loss is the squared error in ms. Differs: forward
+and backward computation are two outputs of the same net, one for each of our stages; ranks start
+together, so there are no start-time differences to read.
 
 The architecture lacks the guarantees of `learned`: an empty rank has a cost, a time may be
 negative or fall when columns are added, a relabeling of ranks changes it, and world sizes that
@@ -119,7 +119,7 @@ class NeuroShardCostModel:
         return self.predict_workload(workload_of_plan(plan, with_profiles(task)))
 
     def caveat(self, topology: Topology) -> str | None:
-        """Return the caveat for ranks of another device; None for ranks of the same."""
+        """Return the caveat if the ranks compute on another type of device, else None."""
         return other_device_caveat(self.name, self.device, topology.compute_device)
 
     def check_world_size(self, size: int) -> None:

@@ -1,4 +1,4 @@
-"""A catalog of the pieces that each table of a task can be cut into, each costed out once.
+"""A catalog of the pieces into which each table of a task can be cut, with their costs.
 
 A plan picks pieces and ranks. The search and the lower bound both start from this catalog.
 
@@ -20,7 +20,7 @@ from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, MAX_COLUMNS
 from dlrm_sharded.plans.task import REPLICA_GRADIENT_BYTES, ShardingTask, Topology
 
 STEPS_IN_MEMORY = 32
-"""Steps of a table's columns that a rank can hold at least; larger ones would leave memory free."""
+"""A rank holds at least this many steps of a table's columns; larger steps would waste memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Pieces:
     volume: Floats
 
     def times(self, number: Indices) -> Pieces:
-        """Return so many of each piece [n] together."""
+        """Return `number` [n] of each piece together."""
         return Pieces(
             self.vectors * number[:, None], self.size_bytes * number, self.volume * number
         )
@@ -52,14 +52,14 @@ class Pieces:
 class BlockShapes:
     """Every table cut into even blocks of rows, one on each rank of a group.
 
-    Replicas are such blocks too: whole tables on all ranks. What the ranks reduce are the gradients
-    of their weights, where those of row blocks reduce pooled vectors.
+    Replicas are such blocks too: whole tables on all ranks. Their ranks reduce the gradients of the
+    weights, whereas ranks with row blocks reduce pooled vectors.
 
     Args:
         group_size: number of ranks in the group.
         num_groups: number of groups of that size.
-        possible: [T], whether every rank gets a row, and a lookup supports the table's width and
-            precision.
+        possible: [T], whether every rank gets a row, the table may have the layout, and a lookup
+            supports its width.
         block: [T], any of the blocks but the last.
         last: [T], the last block, which has as many rows as the others or fewer.
         reduce_volume: [T], bytes that each rank of the group sends to every other one of it; all
@@ -77,7 +77,7 @@ class BlockShapes:
 
     @property
     def is_global(self) -> bool:
-        """Return whether the group has all ranks; the reduction then leaves nothing to exchange."""
+        """Return whether the group has all ranks, so a reduction leaves nothing to exchange."""
         return self.num_groups == 1
 
 
@@ -90,8 +90,8 @@ class Shapes:
         first: [T + 1], where each table's column shapes begin; they have 1, 2, ... steps.
         num_cols: [N], columns of each shape.
         columns: [N], column shards of every table and width.
-        num_shards: [N], equal column shards that a rank cuts the columns into, as one lookup
-            supports no more; 0 where there are none. The costs are those of all of them.
+        num_shards: [N], equal column shards into which a rank must cut the columns for its lookups;
+            0 where it cannot. The costs are those of all these shards.
         row_blocks: row blocks of all tables, for each of `Topology.group_sizes`.
         replicas: replicas of all tables; None where the optimizer trains none, and for one rank,
             where they are whole tables.
@@ -114,12 +114,12 @@ class Shapes:
         max_widths: int = MAX_COLUMNS,
         sequences: Sequence[float] = (1.0, 1.0),
     ) -> Shapes:
-        """Cost out all shapes of a task whose tables all have a reuse histogram (`with_profiles`).
+        """Return all shapes of a task whose tables all have a reuse histogram (`with_profiles`).
 
         Args:
-            max_widths: most widths of one table; wider tables are cut in steps of 8, 12, ...
-                columns. A table has more of them if its steps would be large for the memory.
-            sequences: what bytes of sequences count for, see `ExchangeCosts`.
+            max_widths: largest number of widths of a table; wider tables are cut in steps of 8, 12,
+                ... columns. A table has more widths if its steps would be large for the memory.
+            sequences: what bytes of sequences count as, see `ExchangeCosts`.
         """
         topology, pieces = task.topology, PieceCosts(task, compute, sequences)
         num_rows, dims = pieces.tables.num_rows, pieces.tables.num_cols
@@ -172,9 +172,9 @@ def _divisor(step: int, most: int) -> int:
 
 
 def _num_shards(num_cols: list[int], topology: Topology) -> list[int]:
-    """Return the equal shards of each width of one table; 0 where it is too wide for one lookup.
+    """Return the number of equal shards for each width of a table; 0 where there are none.
 
-    A rank can give up some of its columns only if any lesser width can be cut, too.
+    A rank can give up some of its columns only if every smaller width can be cut, too.
     """
     num_shards = [num_equal_shards(width, topology) for width in num_cols]
     *narrower, whole = num_cols
@@ -186,7 +186,7 @@ def _num_shards(num_cols: list[int], topology: Topology) -> list[int]:
 
 
 class PieceCosts:
-    """What pieces of the tables of a task cost; the tables all have a reuse histogram."""
+    """Costs of pieces of a task's tables, which all have a reuse histogram."""
 
     def __init__(
         self, task: ShardingTask, compute: ComputeModel, sequences: Sequence[float] = (1.0, 1.0)
@@ -198,7 +198,7 @@ class PieceCosts:
         self._state_bytes = np.array(states, dtype=np.int64)
 
     def columns(self, table: Indices, num_cols: Indices) -> Pieces:
-        """Cost out column shards.
+        """Return column shards with their costs.
 
         Args:
             table: [n], places of the tables in the task.
@@ -207,7 +207,7 @@ class PieceCosts:
         return self._pieces(table, self.tables.num_rows[table], num_cols)
 
     def row_blocks(self, group_size: int) -> BlockShapes:
-        """Cost out the row blocks of every table on groups of a size."""
+        """Return the row blocks of every table on groups of `group_size` ranks."""
         topology, num_rows, dims = self._task.topology, self.tables.num_rows, self.tables.num_cols
         # `layouts.row_blocks` rounds heights up too, so the last blocks may be missing
         height = -(-num_rows // group_size)
@@ -227,7 +227,7 @@ class PieceCosts:
         )
 
     def replicas(self) -> BlockShapes:
-        """Cost out every table on every rank, in fp32 whatever the model has."""
+        """Return replicas of every table, in fp32 whatever the precision of the table."""
         num_rows, dims = self.tables.num_rows, self.tables.num_cols
         replica = self._pieces(np.arange(len(num_rows)), num_rows, dims, REPLICA_GROUP)
         return BlockShapes(
@@ -241,7 +241,7 @@ class PieceCosts:
         )
 
     def _may_be(self, layout: str) -> Mask:
-        """Return [T], whether a table may lie in one of `LAYOUTS` in which it is not cut."""
+        """Return [T], whether a table may have one of the `LAYOUTS` that keep its full width."""
         tables, topology = self._task.tables, self._task.topology
         is_trained = np.array([layout in trained_layouts(table, topology) for table in tables])
         return is_trained & (self.tables.num_cols <= topology.max_shard_columns)
@@ -251,7 +251,7 @@ class PieceCosts:
     ) -> Indices:
         """Return [n], `Topology.shard_bytes` of pieces."""
         weight_bytes = self._weight_bytes[table]
-        if group_size == REPLICA_GROUP:  # which is in fp32, beside the gradients of its weights
+        if group_size == REPLICA_GROUP:  # fp32 weights and their gradients
             weight_bytes = np.full_like(table, TABLE_BYTES["fp32"] + REPLICA_GRADIENT_BYTES)
         per_weight, per_row = self._state_bytes[table].T
         size_bytes: Indices = num_rows * (num_cols * (weight_bytes + per_weight) + per_row)
@@ -260,8 +260,8 @@ class PieceCosts:
     def _pieces(
         self, table: Indices, num_rows: Indices, num_cols: Indices, group_size: int = 1
     ) -> Pieces:
-        rank, of_group = np.zeros_like(table), np.full_like(table, group_size)
-        workload = self.tables.workload(table, num_rows, num_cols, rank, of_group)
+        rank, group_sizes = np.zeros_like(table), np.full_like(table, group_size)
+        workload = self.tables.workload(table, num_rows, num_cols, rank, group_sizes)
         # a group of all ranks has nothing left to exchange after its reduction
         reduce_size = workload.reduce_size
         is_exchanged = (reduce_size < workload.world_size) | (workload.world_size == 1)

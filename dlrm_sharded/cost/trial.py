@@ -1,4 +1,4 @@
-"""A trial of a cost model that was just read: it has to predict a few shards."""
+"""A trial of a cost model that was just read: it must predict the cost of a few shards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def try_predicting(
     for size in world_sizes:
         arrays = TableArrays(_TABLES, Topology(size, memory_bytes=1), batch_size=1024)
         kinds = np.meshgrid(range(len(_TABLES)), range(size), [1, size, REPLICA_GROUP])
-        table, rank, group_size = (of.ravel() for of in kinds)
+        table, rank, group_size = (grid.ravel() for grid in kinds)
         sizes = arrays.num_rows[table], arrays.num_cols[table]
         cost = predict(arrays.workload(table, *sizes, rank, group_size))
         times = [stages.stage_ms(stage) for stages in cost.per_rank for stage in STAGES]

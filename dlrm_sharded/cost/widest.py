@@ -1,4 +1,4 @@
-"""Says what the widest shard of a rank adds to its lookups on a GPU.
+"""The time that the widest shard of a rank adds to its lookups on a GPU.
 
 FBGEMM looks up all shards of a rank with one launch, whose groups of threads are as large as the
 widest shard needs, in both directions (its dispatch macros read `max_D`): beside a table of 128
@@ -26,8 +26,8 @@ from dlrm_sharded.cost.workload import Floats, Workload
 WIDEST_TERMS = ("ids_in_first_warp", "ids_in_next_warps")
 """A rank's ids times the part of a warp that handles a row, and times the number of further warps.
 
-They have a unit cost each, as FBGEMM shares a warp among rows up to 128 columns, and above goes
-through them in steps.
+Each has a unit cost of its own, because FBGEMM shares a warp among rows of up to 128 columns, and
+goes through wider rows in steps.
 """
 
 _WARPS = GROUP_COLUMNS / WARP_COLUMNS
@@ -36,7 +36,7 @@ _TERMS_OF_GROUP = np.vstack(
     [np.zeros(2), np.column_stack([np.minimum(_WARPS, 1.0), np.maximum(_WARPS - 1.0, 0.0)])]
 )
 
-# [G], of a number whose digits are how many shards need groups of each size
+# [G], place values of a number whose digits count the shards that need groups of each size
 _DIGIT_BITS = 32
 _DIGITS = 2.0 ** (_DIGIT_BITS * np.arange(len(GROUP_COLUMNS)))
 
@@ -66,7 +66,7 @@ class WidestShard:
         return np.column_stack([workload.num_ids / 1e3, is_group])
 
     def parts_ms(self, vectors: Floats, crowd: Floats) -> Floats:
-        """Return [2, N, Q], what the terms of shards [N, A] take in a crowd [N, A]."""
+        """Return [2, N, Q], time of the terms of shards [N, A] in a crowd [N, A]."""
         return widest_terms(vectors, crowd) * self.term_ms[:, None]
 
     def added_ms(self, vectors: Floats, crowd: Floats) -> Floats:
@@ -102,7 +102,7 @@ def crowding_terms(vectors: Floats, crowd: Floats) -> Floats:
 
 def _widest_group(crowd: Floats) -> NDArray[np.int64]:
     """Return [...], the number of the largest thread group in use, from 1; 0 without any."""
-    # Differences of exact counts are exact, so these are whole numbers. As digits of one number,
-    # the first that is not zero gives its exponent.
+    # Differences of exact counts are exact, so these are whole numbers. If they are the digits of
+    # one number, its exponent gives the first digit that is not zero.
     _, exponent = np.frexp(crowd[..., 1:] @ _DIGITS)
     return (exponent + (_DIGIT_BITS - 1)) // _DIGIT_BITS

@@ -125,7 +125,7 @@ class Workload:
         """Return [S], bytes of a shard's vectors that its rank exchanges with every other one.
 
         Args:
-            sequences: what a byte of sequences counts for, and of their row blocks, see
+            sequences: what a byte of whole sequences and of their row blocks counts as, see
                 `CommunicationModel`.
         """
         num_bytes = self.num_cols * self.num_vectors * (FLOAT_BYTES / self.world_size)
@@ -134,15 +134,15 @@ class Workload:
 
     @property
     def num_unique(self) -> Floats:
-        """[S], different ids of a step by the histogram, limited by the numbers of ids and rows."""
+        """[S], distinct ids of a step by the histogram, at most the numbers of ids and rows."""
         return np.minimum(self.num_ids / self.uses(), self.num_rows)
 
     def uses(self) -> Floats:
-        """Return [S], how often on average a step uses an id that it uses at all."""
+        """Return [S], mean number of times that a step uses an id, over the ids that it uses."""
         return np.maximum(self.reuse_histogram @ USES_OF_BIN, 1.0)
 
     def unique_bytes(self) -> Floats:
-        """Return [S], bytes of the different weights that one step reads."""
+        """Return [S], bytes of the distinct weights that one step reads."""
         return self.num_unique * self.num_cols * self.weight_bytes()
 
     def weight_bytes(self) -> Floats:
@@ -152,7 +152,7 @@ class Workload:
     def by_rank(self, values: Floats) -> Floats:
         """Return [W, ...], sums over each rank's shards of values [S, ...]."""
         sums = np.zeros((self.world_size, *values.shape[1:]))
-        # add.at, as a plain += would count only one of a rank's shards
+        # add.at, because a plain += would count only one of a rank's shards
         np.add.at(sums, self.rank, values)
         return sums
 
@@ -178,7 +178,7 @@ class Workload:
     def exchange(
         self, *, for_ids: bool, sequences: Sequence[float] | Floats = (1.0, 1.0)
     ) -> Exchange:
-        """Return the exchange of ids and lengths of bags, or else that of vectors.
+        """Return the exchange of ids and lengths of bags, or else the exchange of vectors.
 
         Args:
             sequences: see `vector_bytes`.
@@ -188,9 +188,9 @@ class Workload:
             num_bytes = (self.num_ids + self.num_bags) * (ID_BYTES / self.world_size)
         else:
             group_size, num_bytes = self.reduce_size, self.vector_bytes(sequences)
-        # The ranks of a group reduce the pooled vectors of all samples among themselves. Where they
-        # are not all ranks, each then exchanges its part of them with the other groups, as if the
-        # part were a column shard. Ids reach such groups by the all-to-all; a group of all ranks
+        # The ranks of a group reduce the pooled vectors of all samples among themselves. If other
+        # ranks are left, each then exchanges its part of the vectors with the other groups, as if
+        # it were a column shard. Ids reach such groups by the all-to-all; a group of all ranks
         # has an exchange of ids of its own.
         in_all_to_all = (group_size < self.world_size) | (self.world_size == 1)
         in_all_to_all &= ~self.is_replica  # replicas have the samples of their rank to begin with
@@ -212,7 +212,7 @@ class Workload:
         )
 
     def replica_bytes(self) -> Floats:
-        """Return [S], bytes of the weights, and of their gradients, where a shard is a replica."""
+        """Return [S], bytes of a replica's weights, as many as of their gradients; else 0."""
         return self.num_rows * self.num_cols * FLOAT_BYTES * self.is_replica
 
     def _reduce(self, group_size: int, is_in_group: Mask, num_bytes: Floats) -> Reduce:
@@ -227,7 +227,7 @@ class Workload:
 
 
 class TableArrays:
-    """The tables of a job as arrays [T], of which the shards of its workloads are parts."""
+    """The tables of a job as arrays [T], from which workloads take their shards."""
 
     def __init__(self, tables: Sequence[Table], topology: Topology, batch_size: int) -> None:
         self._topology, self._batch_size = topology, batch_size
@@ -255,7 +255,7 @@ class TableArrays:
         those of their rank's samples.
 
         Args:
-            table: [S], place of the shard's table.
+            table: [S], index of the shard's table.
             num_rows, num_cols, rank, group_size: [S], see `Workload`.
         """
         world_size, is_replica = self._topology.world_size, group_size == REPLICA_GROUP
@@ -304,7 +304,7 @@ def workload_of_tables(tables: Sequence[Table], batch_size: int) -> Workload:
 
 
 def owners(tables: Sequence[Table]) -> Indices:
-    """Return [T], numbers of the tables' modules: bags and sequences are never of the same one."""
+    """Return [T], numbers of the tables' modules; bags and sequences are never in the same one."""
     keys = [(table.module, table.pooled) for table in tables]
     number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
     return np.array([number[key] for key in keys], dtype=np.int64)

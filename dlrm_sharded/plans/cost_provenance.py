@@ -14,7 +14,7 @@ class CostProvenance:
     Args:
         kind: "calibrated" if the costs were fitted on this hardware, "measured" if they are a
             prior that was fitted to plans measured on it, else "prior".
-        hardware: name of the hardware that the costs are of.
+        hardware: name of the hardware to which the costs belong.
         reasons: sentences, without full stops, that say why costs are a prior; empty for
             calibrated ones. For measured ones, what there is to know of them.
         num_runs: number of measured runs on this hardware that correct the costs.
@@ -32,7 +32,7 @@ class CostProvenance:
 
     @property
     def short_text(self) -> str:
-        """Say in a few words what the costs are: prior, corrected by 2 runs, within about 15 %."""
+        """Describe the costs briefly, such as prior, corrected by 2 runs, within about 15 %."""
         parts = [str(self.kind)]
         if self.num_runs:
             parts.append(f"corrected by {self.num_runs} run{'s' * (self.num_runs > 1)}")
@@ -52,7 +52,7 @@ class CostProvenance:
 
 
 def within_text(error: float) -> str:
-    """Say how far a time may be off; the error is a ratio of times from 1, and 0.5 is 1.5x."""
+    """Say how far a time may be off, for a relative error: 0.5 is a factor of 1.5."""
     if error > 2.0:
         return f"within a factor of about {1.0 + error:.0f}"
     return f"within about {100 * error:.0f} %"

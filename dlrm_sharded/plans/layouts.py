@@ -3,8 +3,9 @@
 A layout is a class that recognizes its shards and knows its name in TorchRec. Cost models predict
 its time from the size of its group, the ranks that reduce partial results among each other.
 
-TorchRec replicates a table on all ranks only. Replicas that each lie on one host as row blocks need
-its two-dimensional parallelism, which treats all tables of a model alike, so no layout has them.
+TorchRec replicates a table only on all ranks. One replica per host, split into row blocks, would
+need its two-dimensional parallelism, which treats all tables of a model alike: there is no such
+layout.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ LAYOUT_NAMES = {
 """What messages call the shards of `LAYOUTS`."""
 
 REPLICA_GROUP = 0
-"""Group size of replicas, whose ranks reduce no vectors but the gradients of all weights."""
+"""Group size of replicas: their ranks reduce the gradients of all weights, but no vectors."""
 
 SEQUENCE_LAYOUTS = {"cpu": frozenset({"rows"}), "cuda": frozenset({"rows", "replicas"})}
-"""A sequence table can have these of `LAYOUTS`, by compute device. TorchRec has no row blocks on
-one host for them, and trains column shards of a module only at one width, so no plan has those.
-FBGEMM's lookup of replicas pools on CPUs."""
+"""The `LAYOUTS` that a sequence table can have, by compute device. TorchRec has no row blocks on
+one host for sequences, and trains a module's column shards only if all have the same width, so no
+plan has either. On CPUs, FBGEMM's lookup of replicas always pools."""
 
 MOST_SHARDS = 4
-"""Equal shards on one rank are no more than so many times the least number of shards: narrow ones
-look up all ids again and again."""
+"""A rank cuts its columns of a table into at most this many times the fewest possible shards,
+because each shard looks up all ids again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ class RowBlocks:
         return len(row_blocks(table.num_embeddings, self.group_size)) == self.group_size
 
     def shards(self, table: Table) -> list[Shard]:
-        """Return the blocks of a table, for which they must be possible."""
+        """Return the row blocks of a table for which `is_possible` is true."""
         blocks = row_blocks(table.num_embeddings, self.group_size)
         cols = (0, table.embedding_dim)
         return [
@@ -174,7 +175,7 @@ class Replicas:
         return "data_parallel"
 
     def shards(self, table: Table) -> list[Shard]:
-        """Return the replicas of a table, in fp32, as their gradients are added up."""
+        """Return the replicas of a table, in fp32 because their gradients are added up."""
         return [
             dataclasses.replace(Shard.whole(table, rank), replicated=True, precision="fp32")
             for rank in self.ranks
@@ -206,9 +207,9 @@ results among each other: 1 if none do, and `REPLICA_GROUP` for replicas."""
 def num_equal_shards(num_cols: int, topology: Topology) -> int:
     """Return into how many equal shards a rank cuts its columns of a table to look them up.
 
-    TorchRec trains several shards of a table on one rank at equal width only. It is 1 for columns
-    that one lookup supports, and 0 where no equal multiples of 4 columns are at least a quarter as
-    wide as a lookup supports.
+    TorchRec trains several shards of a table on one rank only if they are equally wide. It is 1 if
+    one lookup supports the columns, and 0 if no number of shards up to `MOST_SHARDS` times the
+    fewest possible gives equal widths that are multiples of 4.
     """
     least = -(-num_cols // topology.max_shard_columns)
     if least == 1:
@@ -277,7 +278,7 @@ def layout_name(shards: Sequence[Shard], table: Table, topology: Topology) -> st
 
 
 def row_layout(group_size: int, topology: Topology) -> str:
-    """Return which of `LAYOUTS` row blocks on so many ranks are."""
+    """Return which of `LAYOUTS` row blocks over `group_size` ranks are."""
     return "rows" if group_size == topology.world_size else "host_rows"
 
 

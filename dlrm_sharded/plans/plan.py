@@ -117,7 +117,7 @@ class ShardingPlan:
         return cls(task.topology.world_size, shards)
 
     def __repr__(self) -> str:
-        by_table, counts = self.shards_by_table(), [len(of) for of in self.shards_by_rank()]
+        by_table, counts = self.shards_by_table(), [len(held) for held in self.shards_by_rank()]
         num_whole = sum(len(shards) == 1 for shards in by_table.values())
         num_replicated = len(self.replicated_tables)
         return (
@@ -129,8 +129,8 @@ class ShardingPlan:
         )
 
     def to_frame(self) -> polars.DataFrame:
-        """Return a row for each shard: its table, rank, rows and columns (half-open), and kind."""
-        import polars  # takes longer to load than most plans to make
+        """Return a row per shard: table, rank, half-open rows and columns, precision, replica."""
+        import polars  # takes longer to load than most plans take to make
 
         names = ("table", "rank", "first_row", "end_row", "first_col", "end_col")
         rows = [(s.table, s.rank, *s.rows, *s.cols, s.replicated, s.precision) for s in self.shards]
@@ -169,8 +169,8 @@ class ShardingPlan:
     def to_json(self) -> dict[str, Any]:
         """Return what plan.json says of the plan itself.
 
-        It names only precisions other than fp32, of which older readers warn, and has the key
-        `replicated` for replicas alone.
+        Precisions appear only if they are not fp32, because older readers warn of these keys, and
+        `replicated` appears only for replicas.
         """
         fields: dict[str, Any] = {
             "world_size": self.world_size,
@@ -182,7 +182,7 @@ class ShardingPlan:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any], *, name: str = "the plan") -> ShardingPlan:
-        """Read a plan in the form of plan.json, and ignore what a report adds there.
+        """Read a plan in the form of plan.json, and ignore the keys of a report.
 
         Args:
             name: what to call the plan in messages.
@@ -221,14 +221,14 @@ def with_precisions(task: ShardingTask, plan: ShardingPlan) -> ShardingTask:
 
 
 def with_exchanges_of(plan: ShardingPlan, task: ShardingTask) -> ShardingPlan:
-    """Return the plan with exchanges in the precision of its task, unless it has one of its own."""
+    """Return the plan with the exchange precision of the task, unless the plan sets its own."""
     if not plan.exchange_precision.is_exact or task.exchange_precision.is_exact:
         return plan
     return dataclasses.replace(plan, exchange_precision=task.exchange_precision)
 
 
 def with_precisions_of(plan: ShardingPlan, task: ShardingTask) -> ShardingPlan:
-    """Return the plan with its tables in the precisions of the task, except replicas: fp32."""
+    """Return the plan with its tables in the precisions of the task; replicas stay in fp32."""
     precision = {table.name: table.precision for table in task.tables}
     shards = (
         shard if shard.replicated else dataclasses.replace(shard, precision=precision[shard.table])

@@ -125,7 +125,7 @@ class PlanCost:
     def with_stages(self, stages_ms: Mapping[str, Sequence[float]]) -> PlanCost:
         """Return a cost in which some stages take other times, [W] for each of them.
 
-        It has no `excess_ms`, which follows from all of them.
+        Its `excess_ms` is 0, because the excess depends on the times of all stages.
         """
 
         def changed(rank: int, cost: StageCost) -> StageCost:
@@ -146,7 +146,7 @@ class PlanCost:
         return sum(self.stage_max_ms(stage) for stage in STAGES) + self.excess_ms
 
     def weighed_ms(self, critical_path_share: float) -> float:
-        """Return the cost and the critical path, weighed: what a search minimizes."""
+        """Return the weighted mean of the cost and the critical path, which a search minimizes."""
         share = critical_path_share
         return (1.0 - share) * self.cost_ms + share * self.critical_path_ms
 

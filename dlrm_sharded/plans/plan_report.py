@@ -1,6 +1,6 @@
 """Reports on plans: how a plan was found, its predicted cost, and its distance from the best.
 
-A plan only says where shards are. Everything that a planner says of it is in a `PlanReport`.
+A plan only says where shards are. Everything that a planner says about it is in a `PlanReport`.
 """
 
 from __future__ import annotations
@@ -94,14 +94,14 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class ProfileValue:
-    """The worth of access profiles that a task does not have.
+    """What it is worth to measure the access profiles that a task lacks.
 
     Args:
         num_assumed: number of tables without a reuse histogram.
-        least_ms, most_ms: range of the plan's predicted cost, if all of these tables have one of
-            the skews that are assumed possible.
-        gain: share of the predicted cost that a search gains if it knows the profiles, as a mean
-            over drawn ones; None if the task is too large, or nothing was found in time.
+        least_ms, most_ms: range of the plan's predicted cost over the skews that are assumed
+            possible, with the same skew in all of these tables.
+        gain: fraction of the predicted cost that a search saves if it knows the profiles, averaged
+            over drawn profiles; None if the task is too large, or nothing was found in time.
     """
 
     num_assumed: int
@@ -117,9 +117,9 @@ class ProfileValue:
 
 @dataclass(frozen=True, slots=True)
 class MadeFrom:
-    """Says what a plan was made from besides its task, so that it can be made again.
+    """What a plan was made from besides its task, so that it can be made again.
 
-    It is `made_from` in plan.json.
+    This is `made_from` in plan.json.
 
     Args:
         sharder: the sharder's node of the config: its class and options, and its seed.
@@ -145,7 +145,7 @@ class PlanReport:
         costs: name of the costs that the sharder planned by; None if it used none.
         cost: predicted cost; None without a cost model.
         provenance: origin of the cost model behind `cost`; None if the model does not say.
-        caveat: why `cost` says little about the ranks, see `cost.base.caveat_of`; None if it does.
+        caveat: why `cost` says little about the ranks, see `cost.base.caveat_of`; None without one.
         lower_bound_ms: lower bound of `cost_ms` for all valid plans, without its `excess_ms`; None
             if not known.
         diagnosis: None if it was not requested or the cost model is not additive.
@@ -183,7 +183,7 @@ class PlanReport:
     def gap(self) -> float | None:
         """Distance of the predicted cost from the lower bound, relative to the bound.
 
-        Both are by the cost model as it is, without the cost's `excess_ms`.
+        Both come from the cost model alone: the cost is without its `excess_ms`.
         """
         if self.cost is None or not self.lower_bound_ms:
             return None

@@ -1,7 +1,7 @@
 """Precisions: of the weights of tables, and of numbers in exchanges between ranks.
 
-A precision of an exchange is the name of one of TorchRec's communication types. Whatever tables
-have and whatever their vectors are rounded to on the way, everything is computed in fp32.
+A precision of an exchange is the name of one of TorchRec's communication types. Whatever the
+precisions of weights and exchanges, everything is computed in fp32.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ QUANTIZED = ("int8", "fp8")
 """Precisions whose numbers cannot be added up, so that reductions carry fp16 in their place."""
 
 DEVICE_PRECISIONS = {"cpu": ("fp32", "fp16", "bf16", "int8"), "cuda": tuple(EXCHANGE_BYTES)}
-"""Precisions that ranks exchange, by the type of device: FBGEMM converts to fp8 on GPUs only."""
+"""Precisions that ranks can exchange, by device type: FBGEMM converts to fp8 on GPUs only."""
 
 SAMPLE_MULTIPLE = 8
-"""Rows of quantized numbers are whole if every rank has such a multiple of samples, as shards have
-multiples of 4 columns."""
+"""Samples per rank must be a multiple of this for quantized exchanges: with shards of multiples of
+4 columns, rows of `QUANTIZED_ROW` numbers are then whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class ExchangePrecision:
 
     @property
     def is_exact(self) -> bool:
-        """Return whether numbers are exchanged as they are."""
+        """Return whether numbers are exchanged in fp32, without rounding."""
         return self.forward == self.backward == "fp32"
 
     @property

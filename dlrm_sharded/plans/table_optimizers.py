@@ -13,9 +13,9 @@ STATE_BYTES = {
 """Fused optimizers of tables, with their state in bytes per weight and per row of a shard."""
 
 CAN_REPLICATE = ("sgd", "rowwise_adagrad", "elementwise_adagrad")
-"""Optimizers of tables that leave a row alone whose gradient is zero.
+"""Optimizers of tables that do not change a row whose gradient is zero.
 
-A replica has a dense gradient, in which the rows that no sample has looked up are zeros only.
+A replica has a dense gradient, in which the rows that no sample has looked up are all zeros.
 """
 
 CUDA_ONLY = ("adam",)
@@ -23,7 +23,7 @@ CUDA_ONLY = ("adam",)
 
 
 def memory_of(optimizer: str) -> tuple[int, int]:
-    """Return the bytes of an fp32 weight with its state, and of the state of a row of a shard."""
+    """Return the bytes of an fp32 weight with its state, and the state's bytes per shard row."""
     per_element, per_row = STATE_BYTES[optimizer]
     return TABLE_BYTES["fp32"] + per_element, per_row
 

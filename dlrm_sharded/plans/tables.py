@@ -21,14 +21,14 @@ MAX_SHARD_COLUMNS = {"cpu": MAX_COLUMNS, "cuda": 2**11}
 lookup (`max_embedding_dim` of its code generator)."""
 
 LAYOUTS = frozenset({"columns", "rows", "host_rows", "replicas"})
-"""Ways in which a table can lie if it is not whole: in column shards, in row blocks on all ranks or
-on those of one host, or as a replica on every rank."""
+"""Layouts of a table that is not one whole shard: column shards, row blocks on all ranks or on the
+ranks of one host, or a replica on every rank."""
 
 NUM_REUSE_BINS = 17
-"""Number of classes of a batch's ids by their uses: (0, 1], (1, 2], (2, 4], ... (32768, inf)."""
+"""Number of bins of a batch's unique ids, by uses: (0, 1], (1, 2], (2, 4], ... (32768, inf)."""
 
 HISTOGRAM_SLACK = 0.01
-"""Difference from 1 that the sum of a histogram may have, as its shares are rounded."""
+"""How far the sum of a histogram may be from 1, because its shares are rounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Table:
     """`num_embeddings` x `embedding_dim` weights, in which a sample looks up `pooling_factor` ids.
 
     Args:
-        pooling_factor: mean number of ids of a sample, of all its features together.
+        pooling_factor: mean number of ids that a sample looks up, over all features together.
         reuse_histogram: fraction of a batch's unique ids in each of the 17 reuse bins
             (`NUM_REUSE_BINS`), as NeuroShard (arXiv:2305.01868) describes access skew;
             None if it was not measured.
@@ -44,12 +44,16 @@ class Table:
         num_features: features that look up the table; each has a pooled vector of its own.
         pooled: whether the vectors of a sample's ids are pooled, into one for each feature; those
             of a sequence (TorchRec's `EmbeddingCollection`) are not.
-        module: path of the module in the model whose table it is. Tables of one module share their
+        module: path, in the model, of the module that has the table. Tables of one module share
             lookups and exchanges; each module launches its own.
         layouts: those of `LAYOUTS` that sharders may choose besides the whole table; all of them,
             unless a model's module trains fewer. A task.json does not have them.
         features: names of the features that look up the table, `num_features` of them; () if they
-            have no names, or if the only one has the table's. A task.json does not have them.
+            have no names, or if the only one is named like the table. A task.json does not have
+            them.
+
+    Raises:
+        ConfigError: a value is out of range or of the wrong kind.
     """
 
     name: str

@@ -34,7 +34,7 @@ MAX_BATCH_SIZE = 2**40
 
 GIB = 2**30
 REPLICA_GRADIENT_BYTES = 8
-"""Memory for the gradient of one weight of a replica, as its lookup and as the all-reduce has it.
+"""Memory for the gradient of one weight of a replica: an fp32 copy each in lookup and all-reduce.
 
 Other tables have none: their optimizer is fused into the backward pass of the lookup.
 """
@@ -56,10 +56,13 @@ class Topology:
         intra_host_bytes_per_s, inter_host_bytes_per_s: bandwidth at which one rank sends to all
             ranks of its host together, and to those of other hosts; None if not known.
         optimizer_bytes_by_table: optimizer state of a table in bytes per weight and per row of a
-            shard, by its name, if tables have optimizers of their own. Other tables count what
-            `bytes_per_element` and `optimizer_bytes_per_row` say.
+            shard, by its name, if tables have optimizers of their own. For other tables,
+            `bytes_per_element` and `optimizer_bytes_per_row` count.
         column_limit: largest width of a shard that the ranks' lookups support, if it is less than
             that of `MAX_SHARD_COLUMNS`; read `max_shard_columns` in either case.
+
+    Raises:
+        ConfigError: a value is out of range, or `local_world_size` does not divide `world_size`.
     """
 
     world_size: int
@@ -144,8 +147,8 @@ class Topology:
 
     def optimizer_bytes(self, table: str) -> tuple[int, int]:
         """Return the optimizer state of a table, in bytes per weight and per row of a shard."""
-        of_others = self.bytes_per_element - TABLE_BYTES["fp32"], self.optimizer_bytes_per_row
-        return self.optimizer_bytes_by_table.get(table, of_others)
+        default = self.bytes_per_element - TABLE_BYTES["fp32"], self.optimizer_bytes_per_row
+        return self.optimizer_bytes_by_table.get(table, default)
 
     def shard_bytes(
         self,
@@ -190,6 +193,9 @@ class ShardingTask:
         optimizer: fused optimizer of the tables, a key of `STATE_BYTES`, whose state the topology
             counts; None if it is not stated. Read `known_optimizer` in either case.
         exchange_precision: precision of what ranks exchange.
+
+    Raises:
+        ConfigError: there are no tables, two have the same name, or the optimizer cannot be used.
     """
 
     tables: tuple[Table, ...]
@@ -254,7 +260,7 @@ class ShardingTask:
     def known_optimizer(self) -> str | None:
         """The optimizer that is stated, or else the one whose state the topology counts.
 
-        It is None if the topology counts the state of none that is known, or that of several.
+        It is None if the topology counts the state of no known optimizer, or of several.
         """
         if self.optimizer is not None or self.topology.optimizer_bytes_by_table:
             return self.optimizer
@@ -263,7 +269,7 @@ class ShardingTask:
 
     @property
     def can_replicate(self) -> bool:
-        """Return whether the optimizer trains replicas; an unknown optimizer is taken to do so."""
+        """Return whether the optimizer trains replicas; an unknown one is assumed to."""
         return self.known_optimizer is None or self.known_optimizer in CAN_REPLICATE
 
     def to_json(self) -> dict[str, Any]:

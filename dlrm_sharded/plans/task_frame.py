@@ -16,12 +16,12 @@ def task_from_frame(frame: Any, topology: Topology, batch_size: int) -> Sharding
     """Return the task whose tables are the rows of a data frame.
 
     Args:
-        frame: of polars, pandas or Arrow, with the columns `FRAME_COLUMNS`, and reuse_histogram if
-            it is known, which mean what they do for a `Table`. Other columns are left alone.
+        frame: a polars, pandas or Arrow frame with the columns `FRAME_COLUMNS` and, if known,
+            reuse_histogram, all as in `Table`. Other columns are ignored.
         batch_size: global, samples of all ranks together.
 
     Raises:
-        ConfigError: a column is missing, or a value cannot be that of a table.
+        ConfigError: a column is missing, or a table cannot have one of the values.
     """
     import polars as pl  # takes longer to load than most plans to make
 

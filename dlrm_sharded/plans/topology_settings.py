@@ -1,4 +1,4 @@
-"""A config describes the ranks of a plan here, and the topology follows from it."""
+"""The `topology` settings of a config, and the topology that follows from them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class TopologySettings:
 
     Args:
         memory_gib: memory of a rank for tables; None for `memory_fraction` of what is available.
-        memory_fraction: fraction for tables; activations, buffers and dense layers get the rest.
+        memory_fraction: fraction of a rank's available memory for tables; the rest is for
+            activations, buffers and dense layers.
         reserved_gib: subtracted from either, for everything else that a rank holds.
         intra_host_gb_per_s, inter_host_gb_per_s: bandwidth of a rank in one direction, in GB/s.
-        hardware, gpus_per_host: GPU and size of a host, of topologies that are compared.
-        world_size, ranks_per_host, compute_device: ranks that are only planned for. A job has its
-            own.
+        hardware, gpus_per_host: GPU model and GPUs per host of topologies that are compared.
+        world_size, ranks_per_host, compute_device: ranks to plan for without a job.
 
     Raises:
         ConfigError: a value cannot be used.
@@ -58,8 +58,8 @@ class TopologySettings:
         """Return the topology of these ranks.
 
         Args:
-            available_bytes: memory of a rank that `memory_fraction` is a part of; None if it is not
-                known.
+            available_bytes: memory of a rank, of which tables get `memory_fraction`; None if it is
+                not known.
             further: fields of `Topology` that no config states, such as those of an optimizer.
 
         Raises:

@@ -23,10 +23,10 @@ def validate(plan: ShardingPlan, task: ShardingTask) -> None:
 
     Raises:
         InvalidPlanError: a world size, table or rank is wrong; shards overlap, leave a gap or
-            exceed their table; columns are no multiples of 4 or too many for one lookup; TorchRec
-            does not train a split, or not of sequences; a table is replicated in part only, in
-            fp16, or under an optimizer that trains no replicas; the shards of a table have
-            different precisions; the ranks do not exchange numbers of the plan's precision; or a
+            exceed their table; columns are not multiples of 4 or too many for one lookup; TorchRec
+            does not train the layout of a table; a table is only partly replicated, or replicated
+            in fp16 or under an optimizer that trains no replicas; the shards of a table have
+            different precisions; the ranks cannot exchange numbers in the plan's precision; or a
             rank needs more memory than it has. The message has the numbers.
     """
     topology = task.topology
@@ -96,7 +96,7 @@ def why_too_large(task: ShardingTask, rank_memory_bytes: Sequence[int]) -> str |
 
 
 def fp16_advice(task: ShardingTask, memory: int) -> str:
-    """Return a part of a sentence if the tables would fit a memory in fp16, else nothing."""
+    """Return advice to use fp16 if the tables would then fit into the memory, else no text."""
     needed = in_half(task).table_bytes
     if needed > memory or needed == task.table_bytes:
         return ""
@@ -104,9 +104,9 @@ def fp16_advice(task: ShardingTask, memory: int) -> str:
 
 
 def why_too_wide(task: ShardingTask, *, splits: bool = True) -> str | None:
-    """Return why the widest table has no plan with one shard of a table on a rank at the most.
+    """Return why the widest table cannot be placed with at most one shard per rank, if so.
 
-    It is None if there is no such reason.
+    It is None if the table can be placed.
 
     Args:
         splits: whether the plan may split tables.

@@ -19,12 +19,12 @@ NUM_ROW_CUTS = 2
 """Number of a rank's costliest pieces for which row blocks are tried. Study: row blocks."""
 
 MAX_ROW_JOINS = 16
-"""Largest number of units in row blocks that are tried whole at a time. Study: row blocks."""
+"""Largest number of units in row blocks that `row_joins` tries at a time. Study: row blocks."""
 
 
 MAX_OTHER_CUTS = 256
-"""Largest number of units for which row blocks are tried where no rank has a move any more. Study:
-row blocks."""
+"""Largest number of units for which row blocks are tried when no rank has a move left. Study: row
+blocks."""
 
 
 class BlockNeighborhood(StateMoves):
@@ -41,7 +41,7 @@ class BlockNeighborhood(StateMoves):
         return self._cuts_of(state.piece_unit[costliest].tolist(), objective)
 
     def other_cuts(self, objective: SmoothObjective) -> list[Move]:
-        """Return moves that put units in row blocks wherever they are, which may save all ranks."""
+        """Return moves that put units of any ranks in row blocks, which may help all ranks."""
         if not self.splits or not self.problem.blocks:
             return []
         units = self._changeable(np.flatnonzero(self.state.group == COLUMNS))
@@ -54,7 +54,7 @@ class BlockNeighborhood(StateMoves):
         for unit in units:
             if not any(blocks.possible[unit] for blocks in problem.blocks):
                 continue
-            # The ranks without the unit, whose pieces may be on several of them.
+            # The ranks without the unit, which may have pieces on several of them.
             load, free_bytes = state.load.copy(), state.free_bytes.copy()
             shared_ms = state.shared_ms
             for other, width in state.widths[unit].items():
@@ -72,7 +72,7 @@ class BlockNeighborhood(StateMoves):
         return moves
 
     def row_joins(self, objective: SmoothObjective) -> list[Move]:
-        """Return moves that make units in row blocks whole again, on the best rank for each."""
+        """Return moves of units in row blocks to the best other groups, or whole to a rank."""
         state, problem = self.state, self.problem
         units = np.flatnonzero((state.group != COLUMNS) & ~problem.must_replicate)
         units = self._changeable(units)
@@ -103,7 +103,7 @@ class BlockNeighborhood(StateMoves):
             shared_ms += float(problem.shared_ms[whole])
             powers = objective.powers_of(load)
             after = objective.powers_of(load + problem.load[whole])
-            # [W], the norms if that rank has the whole unit: the sums of all ranks' powers, less
+            # [W], the norms if that rank has the whole unit: the sums of all ranks' powers, minus
             # what the rank had, plus what it has then.
             values = objective.norm_ms(powers.sum(axis=0) - powers + after)
             rank = int(np.where(fits, values, np.inf).argmin())
@@ -129,7 +129,7 @@ class BlockNeighborhood(StateMoves):
             load: [W, L], loads of all ranks without the unit.
         """
         state, problem = self.state, self.problem
-        # Row blocks are small and on many ranks, so host loads are taken as unchanged.
+        # Row blocks are small and on many ranks, so host loads are assumed to be unchanged.
         norms_ms = float(objective.norm_ms(objective.powers.sum(axis=0)))
         host_ms = 0.0
         if objective.has_hosts:
@@ -144,7 +144,7 @@ class BlockNeighborhood(StateMoves):
             number = state.num_in_group[blocks.groups.start : blocks.groups.stop]
             is_first = number[:, problem.owners[unit][0]] == 0
             added = blocks.load[unit] + is_first[:, None] * blocks.fixed_load  # [G, L]
-            # The sums of powers are those of all groups, less one group's before, plus it after.
+            # The sums of powers: those of all groups, minus one group's before, plus its new one.
             before = by_group(powers, size).sum(axis=1)
             after_powers = objective.powers_of(load + np.repeat(added, size, axis=0))
             after = by_group(after_powers, size).sum(axis=1)

@@ -28,7 +28,7 @@ MAX_WIDTHS = 64
 """Largest number of widths of a table; tables of more than 256 columns get wider steps than 4."""
 
 SPLIT_ERROR = 0.05
-"""Share that is added by default to the computation of a piece of a table."""
+"""Share that is added by default to the computation of a part of a table."""
 
 
 def build_problem(
@@ -44,10 +44,10 @@ def build_problem(
 
     Args:
         critical_path_share: weight of the critical path in the objective; the rest is the cost.
-        split_error: share that is added to the computation of a piece of a table, so that no split
+        split_error: share that is added to the computation of a part of a table, so that no split
             is made for a gain that is within the model's error.
         max_widths: largest number of widths of a table, see `Shapes.from_task`.
-        all_replicas: whether to offer those that seem not to pay, as an earlier plan has them.
+        all_replicas: whether to offer even replicas that seem not to pay, for an earlier plan.
     """
     task, compute, hosts = costed.task, costed.compute, costed.hosts
     costs = ExchangeCosts.from_model(costed.communication, hosts)
@@ -95,7 +95,7 @@ def build_problem(
 
 @dataclass(frozen=True, slots=True)
 class _Units:
-    """The units of a task, and what constraints say of them: here names become numbers.
+    """The units of a task, and what constraints say about them; names become indices here.
 
     Args:
         tables: places in the task of each unit's tables.
@@ -161,7 +161,7 @@ class _Units:
     def owners(self, task: ShardingTask) -> tuple[tuple[int, ...], ...]:
         """Return the numbers of the modules of each unit's tables."""
         number = owners(task.tables).tolist()
-        return tuple(tuple(sorted({number[i] for i in of_unit})) for of_unit in self.tables)
+        return tuple(tuple(sorted({number[i] for i in unit})) for unit in self.tables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ class _KeptShapes:
         )
 
     def sum(self, values: NDArray[Number]) -> NDArray[Number]:
-        """Return [n, ...], sums over the tables of a unit of what their shapes have."""
+        """Return [N, ...], values of the tables' shapes, summed over the tables of each unit."""
         sums = np.zeros((self.first_shape[-1], *values.shape[1:]), dtype=values.dtype)
         # Several tables add to one shape of their unit: `sums[index] += ...` would keep the last.
         np.add.at(sums, self.unit_shape, values[self.table_shape])
@@ -206,7 +206,7 @@ class _KeptShapes:
 
 
 def _kept_shapes(shapes: Shapes, units: _Units) -> _KeptShapes:
-    """Keep all shapes of tables that may be split, and the whole of the others."""
+    """Keep all shapes of tables that may be split, and only the whole of the others."""
     table_shape: list[int] = []
     unit_shape: list[int] = []
     num_shards: list[float] = []
@@ -243,7 +243,7 @@ def _groups_and_blocks(
 ) -> tuple[tuple[RankGroup, ...], tuple[Blocks, ...]]:
     """Return all groups of ranks, and the blocks of each kind.
 
-    Row blocks of sequences are another kind than those of the other units; replicas come last.
+    Row blocks of sequences are a kind of their own; replicas come last.
 
     Args:
         replicable: [U], units of which replicas are offered.
@@ -286,7 +286,7 @@ def _replicable(
     constraints: Constraints,
     capacity_bytes: Indices,
 ) -> Mask:
-    """Return [U], units that may be on every rank, or that must be if constraints name them.
+    """Return [U], units that may be replicated; only those that must be, if constraints name any.
 
     Raises:
         InfeasibleTaskError: a unit that must be replicated cannot be.
@@ -315,8 +315,8 @@ def _may_pay(
 ) -> Mask:
     """Return [U], units whose replicas may pay off.
 
-    Those do that gain, if they gain more together than the first replica costs, and those that take
-    one rank longer than all units take in the mean, where narrow pieces do not help.
+    These are the units with a gain, if together they gain more than the first replica costs, and
+    units whose narrowest piece takes a rank longer than all units take a rank on average.
     """
     gain_ms = piece_loads.replica_gain_ms(shapes, has_margin=False)[units.first_table]
     pays = replicable & (gain_ms > 0)

@@ -1,4 +1,4 @@
-"""Requirements of users on a plan, besides a low cost: the keys of `sharder=search` for them.
+"""Requirements of users on a plan, besides a low cost, which are keys of `sharder=search`.
 
 Letters: U units, W ranks, S sets of tables that are kept apart; see `problem.py`.
 """
@@ -21,7 +21,7 @@ from dlrm_sharded.plans.validation import validate
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """Restrictions on the ranks and the splits of tables.
+    """Restrictions on the ranks and the splits of tables, and on changes to an earlier plan.
 
     Args:
         pin: ranks that may hold a table, by its name. The table has row blocks only on groups of
@@ -32,11 +32,14 @@ class Constraints:
         reserved_gib: memory that tables leave free on each rank; one number, or one per rank.
         replicate: "auto" for replicas wherever they pay, "never", or the tables that are replicated
             and no others. Only tables that no other restriction names can be replicated.
-        split: "auto" for splits wherever they pay, or "never" for tables that are whole.
-        rows: likewise for splits by rows alone.
+        split: "auto" for splits wherever they pay, or "never" to keep tables whole.
+        rows: the same for splits by rows alone.
         warm_start: plan.json of an earlier plan, from which the search descends.
         max_moved_tables, max_moved_gib: limits on tables and memory that move away from the earlier
             plan; None for no limit.
+
+    Raises:
+        ConfigError: a value has the wrong form, or limits are given without `warm_start`.
     """
 
     pin: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -67,7 +70,7 @@ class Constraints:
                 seen.add(name)
 
     def check(self, task: ShardingTask) -> None:
-        """Raise ConfigError unless the task has all tables and ranks that are named here."""
+        """Raise ConfigError if the task lacks a table or rank, or if constraints contradict."""
         names = {table.name for table in task.tables}
         mentioned = {
             "pin": list(self.pin),
@@ -106,7 +109,12 @@ class Constraints:
         self._check_replicated(mentioned, task)
 
     def capacity(self, topology: Topology) -> NDArray[np.int64]:
-        """Return [W], memory of each rank that tables may use, in bytes."""
+        """Return [W], memory of each rank that tables may use, in bytes.
+
+        Raises:
+            ConfigError: `reserved_gib` does not have one number for each rank.
+            InfeasibleTaskError: it leaves nothing on any rank.
+        """
         reserved = self.reserved_gib
         if not isinstance(reserved, int | float) and len(reserved) != topology.world_size:
             raise ConfigError(
@@ -126,7 +134,7 @@ class Constraints:
         """Return [U, W], ranks that may hold units of these tables; None if nothing is pinned.
 
         Args:
-            units: names of each unit's tables, which may be on ranks that all of them may be on.
+            units: names of each unit's tables; all of them must be allowed on a rank.
         """
         if not self.pin:
             return None
@@ -147,10 +155,11 @@ class Constraints:
         return member
 
     def earlier_plan(self, task: ShardingTask) -> ShardingPlan | None:
-        """Return the plan to start from, which is one for the task; None if there is none.
+        """Return the earlier plan to start from; None without `warm_start`.
 
         Raises:
-            InvalidPlanError: it is none for the task.
+            ConfigError: the file is missing or is not JSON.
+            InvalidPlanError: it is not a valid plan for the task.
         """
         if self.warm_start is None:
             return None

@@ -32,7 +32,7 @@ class UnitCut:
     kind: int | None = None
 
     def is_in_rows(self, problem: Problem) -> bool:
-        """Return whether the cut has row blocks that are no replicas."""
+        """Return whether the cut has row blocks that are not replicas."""
         return self.kind is not None and not problem.blocks[self.kind].is_replica
 
 
@@ -59,7 +59,7 @@ def cut_units(
         kinds: the kinds of `UnitCut` to take; others only for units that have none of these. None
             for all kinds.
     """
-    # Whole units need no options, which take long to list for many tables.
+    # Whole units need no options; these take long to list for many tables.
     whole = problem.whole_shape
     fits = problem.processing_ms(problem.load[whole]) <= target_ms
     fits &= problem.possible[whole] & (problem.size_bytes[whole] <= problem.capacity_bytes.max())
@@ -73,7 +73,7 @@ def cut_units(
 
 
 def cuts_of(state: State) -> tuple[UnitCut, ...]:
-    """Return the cuts of a state, in which the places of pieces are left out."""
+    """Return the cuts of a state, without the places of the pieces."""
     problem = state.problem
     return tuple(
         UnitCut(tuple(sorted(widths.values(), reverse=True)))
@@ -86,7 +86,7 @@ def cuts_of(state: State) -> tuple[UnitCut, ...]:
 def _best_cut(
     problem: Problem, unit: int, target_ms: float, kinds: Sequence[int | None] | None
 ) -> UnitCut:
-    """Return the cheapest cut for all ranks together within the target, else the nearest to it."""
+    """Return the cut within the target with the least total load, else the one nearest to it."""
     options = cut_options(problem, unit)
     if kinds is not None:
         # a unit of one step has no other columns

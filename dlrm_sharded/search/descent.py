@@ -1,7 +1,7 @@
 """Improve: take the best move again and again until none improves the smooth objective.
 
-The objective is a maximum over ranks, which most moves leave as it is. The smooth objective falls
-with every full rank that gets less to do.
+The objective is a maximum over ranks, which most moves do not change. The smooth objective falls
+whenever a full rank gets less to do.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Descent:
         """Take a good move from the fullest rank that has one, until no rank has any.
 
         Args:
-            max_stuck: number of ranks without a move after which no more ranks are looked at.
+            max_stuck: number of ranks without a move after which no further ranks are tried.
         """
         stuck: set[int] = set()
         has_moved = False
@@ -75,13 +75,13 @@ class Descent:
 
     def _improve(self, rank: int, objective: SmoothObjective) -> bool:
         """Make a transfer from a rank; if none improves the state, another move."""
-        # The quickest to evaluate come first, and row blocks late, as they cost all ranks of a
+        # The quickest to evaluate come first, and row blocks last, because they cost all ranks of a
         # group a reduce-scatter.
         ways = (self._neighborhood.transfers, self._neighborhood.swaps, self._blocks.row_cuts)
         return any(self._make_one(moves_of(rank, objective), objective) for moves_of in ways)
 
     def _make_all(self, moves_of: Callable[[SmoothObjective], list[Move]]) -> bool:
-        """Make all moves that still improve the exact smooth objective after those before."""
+        """Make all moves that still improve the exact smooth objective after the earlier ones."""
         moves = moves_of(self._objective())
         has_changed = False
         for move in sorted(moves, key=lambda move: move.change_ms):
@@ -98,7 +98,7 @@ class Descent:
         """Make the first of the best moves that also improves the exact smooth objective."""
         state, budget = self._state, self._neighborhood.budget
         for move in sorted(moves, key=lambda move: move.change_ms)[:NUM_TRIED]:
-            # They are in order of their gain, so no later one is better.
+            # Moves are in the order of their gains, so no later one is better.
             if move.change_ms >= -MIN_MOVE_GAIN * objective.value_ms:
                 return False
             log_length = len(state.log)
@@ -117,7 +117,7 @@ class Descent:
 
 
 def _fullest_rank(objective: SmoothObjective, stuck: set[int]) -> int | None:
-    """Return the fullest rank that is not stuck; None if all others hardly count."""
+    """Return the fullest rank that is not stuck; None if no such rank contributes enough."""
     shares = objective.rank_shares()
     enough = MIN_SHARE * shares.max()
     shares[list(stuck)] = -np.inf

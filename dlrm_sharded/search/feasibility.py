@@ -81,7 +81,7 @@ def _why_too_wide(problem: Problem) -> str | None:
 
 
 def _smallest_piece_bytes(problem: Problem, unit: int) -> int:
-    """Return the size of the smallest column shard that a plan may have, in steps or not."""
+    """Return the size of the smallest column shard of a unit in any plan, not only in steps."""
     table = problem.task.tables[problem.tables[unit][0]]
     if not problem.columns_per_step[unit]:
         return int(problem.size_bytes[problem.whole_shape[unit]])

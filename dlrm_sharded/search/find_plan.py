@@ -36,11 +36,11 @@ MIN_IMPROVEMENT = 1e-6
 """Smallest relative improvement of the objective for which a rebuilt plan is kept."""
 
 DEVIATION = 0.002
-"""Rebuilds go on from a plan that costs so much more than the best, relative to it: a threshold as
-in record-to-record travel (Dueck 1993). Study: walks."""
+"""Rebuilds go on from a plan that costs at most this much more than the best, relative to it: a
+threshold as in record-to-record travel (Dueck 1993). Study: walks."""
 
 GOOD_GAP = 0.003
-"""A plan that costs so much more than the lower bound, relative to it, is good enough."""
+"""A plan that costs at most this much more than the lower bound, relative to it, is good enough."""
 
 ALL_WIDTHS = MAX_COLUMNS // COLUMN_MULTIPLE
 
@@ -67,7 +67,7 @@ def find_state(
     effort = effort_for(problem, stopping)
     walked = [walk(state, rng, stopping) for state in states[: effort.walks]]
     best = min(walked, key=objective_ms_of)
-    # Without the margin a walk gets further; with it, splits go that do not pay.
+    # Without the margin a walk gets further; with it, splits that do not pay are undone.
     plain = walk(best, rng, stopping, problem=best.problem.without_margin())
     best = min(best, walk(plain, rng, stopping, problem=best.problem), key=objective_ms_of)
     # When all splits are decided, the ranks are balanced at predicted costs.
@@ -122,10 +122,10 @@ def walk(
 def find_from_scratch(
     build: Callable[[int], Problem], seed: int, patience: int, clock: Clock
 ) -> tuple[State | None, Problem]:
-    """Return the best state found in wide steps of columns, or else in narrow ones; its problem.
+    """Return the best state found in wide steps of columns, else in narrow ones, and its problem.
 
     Args:
-        build: returns the problem with so many widths of a table at most.
+        build: returns the problem with at most the given number of widths of a table.
     """
     problem = build(MAX_WIDTHS)
     state = _find_in_steps(problem, seed, patience, clock)
@@ -138,7 +138,7 @@ def find_from_scratch(
 def _find_in_steps(problem: Problem, seed: int, patience: int, clock: Clock) -> State | None:
     if why_infeasible(problem):
         return None
-    # Plans that the search does not make are no reason for it to go on.
+    # A bound that only plans with replicas reach must not keep the search going without them.
     bound_ms = lower_bound_ms(problem.costed, replicas=problem.replicas is not None)
     stopping = StoppingRule(clock, bound_ms * (1 + GOOD_GAP), patience)
     return find_state(problem, bound_ms, seed, stopping)

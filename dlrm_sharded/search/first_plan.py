@@ -32,7 +32,7 @@ def placed_plan(
 ) -> State | None:
     """Return a state with all units in these cuts; None if a piece fits no rank.
 
-    The costliest pieces come first, each goes where it adds least to a norm of the loads.
+    The costliest pieces come first, and each goes where it adds least to a norm of the loads.
 
     Args:
         by_width: whether the widest pieces come first, and fill one rank after another. That suits
@@ -84,7 +84,7 @@ def _packed_plan(problem: Problem, cuts: Sequence[UnitCut]) -> State | None:
 
 
 def _without_replicas(problem: Problem, cuts: Sequence[UnitCut]) -> list[UnitCut]:
-    """Return the cuts with units whole that need not be replicas, which take most memory."""
+    """Return the cuts, with whole units in place of optional replicas, which take most memory."""
     return [
         UnitCut((int(problem.num_steps[unit]),))
         if cut.kind is not None and not cut.is_in_rows(problem) and not problem.must_replicate[unit]
@@ -111,7 +111,7 @@ def _place_largest_first(state: State, cuts: Sequence[UnitCut]) -> list[int] | N
         return None
     units = [unit for unit, cut in enumerate(cuts) if cut.kind is None]
     size = problem.size_bytes[problem.whole_shape]
-    # Units that cannot be cut need a whole gap, so they come while there are some.
+    # Units that cannot be cut need a large enough gap, so they come while there are some.
     units.sort(key=lambda unit: (int(problem.num_steps[unit]) > 1, -int(size[unit])))
     left = []
     for unit in units:
@@ -148,8 +148,8 @@ def _place_in_parts(state: State, placer: GreedyPlacer, unit: int, width: int) -
 def _place_row_blocks(problem: Problem, placer: GreedyPlacer, cuts: Sequence[UnitCut]) -> bool:
     """Place all row blocks, on larger groups than those of the cut if they fit none of these.
 
-    They need memory on all ranks of a group, so they come before anything else, and those of the
-    largest groups come first.
+    They need memory on all ranks of a group, so they come before anything else, those of the
+    largest groups first.
     """
     in_blocks = [
         (unit, problem.blocks[cut.kind]) for unit, cut in enumerate(cuts) if cut.kind is not None
@@ -162,7 +162,7 @@ def _place_row_blocks(problem: Problem, placer: GreedyPlacer, cuts: Sequence[Uni
 
 
 def _larger_kinds(problem: Problem, blocks: Blocks, unit: int) -> list[Blocks]:
-    """Return kinds of row blocks that the unit can have on larger groups, smaller blocks each."""
+    """Return kinds of row blocks that the unit can have on larger groups, with smaller blocks."""
     return [
         larger
         for larger in problem.blocks
@@ -173,7 +173,7 @@ def _larger_kinds(problem: Problem, blocks: Blocks, unit: int) -> list[Blocks]:
 
 
 def _new_placer(state: State) -> GreedyPlacer:
-    """Return a placer that measures loads in those of a rank that has its share of the task."""
+    """Return a placer that scales loads by those of a rank with an equal share of the task."""
     problem = state.problem
     mean = problem.load[problem.whole_shape].sum(axis=0) / problem.world_size
     return GreedyPlacer(state, scale=mean + 1e-12)  # a load may be zero on all ranks

@@ -20,11 +20,11 @@ class GreedyPlacer:
     """Places pieces on a state, and keeps approximate loads that need no refresh.
 
     Args:
-        scale: [L], loads by which those of the ranks are divided, so that their powers compare.
+        scale: [L], loads by which the ranks' loads are divided, so that their powers compare.
 
     Attributes:
-        load: [W, L], the state's, plus the loads of what was placed since.
-        free_bytes: [W].
+        load: [W, L], the state's loads, plus the loads of what was placed since.
+        free_bytes: [W], memory of each rank that is left.
     """
 
     def __init__(self, state: State, scale: Floats) -> None:
@@ -60,7 +60,7 @@ class GreedyPlacer:
         self.free_bytes[rank] -= self._problem.size_bytes[shape]
 
     def spread(self, unit: int) -> bool:
-        """Place a unit that is nowhere, a few steps at a time, each where they add least.
+        """Place a unit that has no pieces, a few steps at a time, where they add least.
 
         Returns:
             Whether all of it fits; if not, nothing is placed.
@@ -69,7 +69,7 @@ class GreedyPlacer:
         first, most = int(problem.first_shape[unit]), problem.max_width(unit)
         allowed = self._state.allowed_ranks(unit)
         held = np.zeros(problem.world_size, dtype=np.int64)  # steps of each rank
-        added = np.zeros_like(self.load)  # by them
+        added = np.zeros_like(self.load)  # loads of these steps
         left = int(problem.num_steps[unit])
         at_once = -(-left // NUM_SPREAD)
         while left:
@@ -91,9 +91,9 @@ class GreedyPlacer:
         return True
 
     def place_blocks(self, unit: int, blocks: Blocks) -> bool:
-        """Put a unit in row blocks on the least loaded group that they fit, if there is one."""
+        """Put a unit in row blocks on the least loaded group where they fit, if there is one."""
         fits = by_group(self.free_bytes, blocks.group_size) >= blocks.size_bytes[unit]
-        # A group is as full as its ranks together.
+        # The load of a group is the sum over its ranks.
         group_load = self.load.reshape(len(blocks.groups), -1).sum(axis=1)
         allowed = self._state.allowed_ranks(unit) & fits.ravel()
         group = least_loaded_group(blocks, allowed, group_load)
@@ -109,7 +109,7 @@ class GreedyPlacer:
         return True
 
     def _norm_increase(self, added: Floats | float, then_added: Floats) -> Floats:
-        """Return [W], by how much the sum rises if other loads [W, L] are added to the ranks."""
+        """Return [W], by how much the sum of powers rises from one load [W, L] added to another."""
         before = (self.load + added) / self._scale
         after = (self.load + then_added) / self._scale
         for _ in range(3):  # x -> x^2 -> x^4 -> x^8
@@ -129,8 +129,8 @@ def least_loaded_group(blocks: Blocks, allowed: Mask, group_load: Floats) -> int
     """Return the least loaded group whose ranks are all allowed; None if there is none.
 
     Args:
-        allowed: [W].
-        group_load: of each of the groups of these blocks.
+        allowed: [W], ranks that may hold a block.
+        group_load: [G], load of each group that can hold these blocks.
     """
     fits = by_group(allowed, blocks.group_size).all(axis=1)
     if not fits.any():

@@ -32,13 +32,13 @@ MAX_RANDOM_RANKS = 3
 rebuilds."""
 
 JOIN = 0.3
-"""Share of the rebuilds that place units whole of which all pieces were taken away. Study: joining
-and spreading."""
+"""Share of the rebuilds that place whole the units of which all pieces were taken away. Study:
+joining and spreading."""
 
 SPREAD = 0.2
 """Share of the rebuilds that place one of the largest units last, in parts of any width: where
-memory is tight, other units need whole the memory that an even cut would take. Study: joining and
-spreading."""
+memory is tight, an even cut would take memory that other units need in one piece. Study: joining
+and spreading."""
 
 NOISE = 0.2
 """Relative noise of the processing times by which pieces are ordered. Study: rebuilds."""
@@ -90,7 +90,7 @@ class Rebuilder:
         return self._insert([piece for piece in pieces if piece[0] != last], last)
 
     def _joined(self, pieces: list[Piece]) -> list[Piece]:
-        """Return the pieces with units whole again of which there are several, and no other."""
+        """Return the pieces, with units made whole that have several pieces here, and no other."""
         number = Counter(unit for unit, _ in pieces)
         joined = [
             unit
@@ -101,7 +101,7 @@ class Rebuilder:
         return kept + [(unit, int(self._state.problem.num_steps[unit])) for unit in joined]
 
     def _take_large(self, pieces: list[Piece]) -> int | None:
-        """Take one of the largest units from everywhere, of those with pieces to place."""
+        """Remove one of the largest units with pieces to place from all ranks, and return it."""
         state, size = self._state, self._state.problem.size_bytes[self._state.problem.whole_shape]
         units = sorted({unit for unit, _ in pieces if self._can_spread(unit)})
         if not units:
@@ -112,11 +112,11 @@ class Rebuilder:
         return unit
 
     def _can_spread(self, unit: int) -> bool:
-        """Return whether a unit may be in pieces of any widths."""
+        """Return whether a unit may be cut into pieces of any widths."""
         return bool(self._state.problem.num_steps[unit] > 1)
 
     def _change_cut(self, rank: int) -> list[Piece]:
-        """Take one of the rank's costliest units from everywhere and cut it in another way.
+        """Remove one of the rank's costliest units from all ranks, and cut it in another way.
 
         Returns:
             Its new column pieces, which are still to be placed; row blocks are placed at once.
@@ -142,7 +142,7 @@ class Rebuilder:
         return [(unit, width) for width in widths]
 
     def _cuttable_units(self, rank: int) -> list[int]:
-        """Return the costliest units of a rank, and one of those in row blocks."""
+        """Return the costliest units of a rank, and a random one of all units in row blocks."""
         state, problem = self._state, self._state.problem
         slots = np.array(state.slots_on_rank[rank], dtype=np.int64)
         processing_ms = problem.processing_ms(problem.load[state.piece_shape[slots]])
@@ -175,7 +175,7 @@ class Rebuilder:
         """Place pieces, roughly the costliest first, each where it raises the norm least.
 
         Args:
-            last: a unit whose columns come after all pieces, wherever these leave memory.
+            last: a unit whose columns are placed after all pieces, wherever these leave memory.
         """
         state, problem = self._state, self._state.problem
         # Row blocks were put on a group before it was known what else it holds.

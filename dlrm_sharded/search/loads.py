@@ -1,4 +1,4 @@
-"""The loads of a rank: the times that the objective of the search is made of.
+"""The loads of a rank: the times that make up the objective of the search.
 
 Letters: L loads.
 """

@@ -1,7 +1,7 @@
 """Improve: moves of column pieces between ranks and their gains, computed in batches.
 
 All moves that take load from one rank are evaluated at once: a move between two ranks changes two
-terms of each sum of powers. Shapes cost here what they do on an ordinary rank, so a gain is an
+terms of each sum of powers. Shapes cost here what they do on an average rank, so a gain is an
 estimate; its exact value is known when the move is made.
 
 Letters: M moves, B other ranks or pieces, L loads.
@@ -29,7 +29,7 @@ MANY_RANKS = 128
 """Largest number of ranks at which moves are tried with every other rank."""
 
 NUM_LEAST_LOADED, NUM_RANDOM_RANKS = 32, 16
-"""Numbers of other ranks that moves are tried with where there are more than `MANY_RANKS`."""
+"""Numbers of other ranks with which moves are tried if there are more than `MANY_RANKS`."""
 
 MAX_PIECES, MAX_OTHER_PIECES = 32, 512
 """Largest numbers of pieces of a rank, and of all other ranks, for which swaps are tried. Study:
@@ -65,7 +65,7 @@ class _Parts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StateMoves:
-    """The base of what finds moves from a state.
+    """The base class of the neighborhoods of a state.
 
     Args:
         splits: whether tables may be cut into more pieces than they are in.
@@ -89,7 +89,7 @@ class StateMoves:
         return slots
 
     def _sample(self, values: Indices, size: int) -> Indices:
-        """Return the values, or so many of them at random if there are more."""
+        """Return the values, or `size` of them at random if there are more."""
         return values if len(values) <= size else self.rng.choice(values, size, replace=False)
 
 
@@ -116,7 +116,7 @@ class Neighborhood(StateMoves):
         # The change at the source does not depend on the rank that gets the part.
         gains += (change_here + problem.shared_ms[moved])[:, None]
         fits = problem.size_bytes[moved][:, None] <= state.free_bytes[others]
-        if not self.splits:  # a part that leaves something behind makes a piece more
+        if not self.splits:  # a part that leaves something behind adds a piece
             fits &= is_whole[:, None]
         if self.budget is not None and self.budget.max_bytes is not None:
             fits &= (problem.size_bytes[moved] <= self.budget.max_bytes[parts.unit])[:, None]
@@ -173,11 +173,11 @@ class Neighborhood(StateMoves):
         return moves
 
     def _candidate_ranks(self, rank: int) -> Indices:
-        """Return the other ranks that moves are tried with."""
+        """Return the other ranks with which moves are tried."""
         world_size = self.problem.world_size
         if world_size <= MANY_RANKS:
             return np.delete(np.arange(world_size), rank)
-        # Moves to full ranks seldom pay; random ones are for those that balance another load.
+        # Moves to full ranks seldom pay; random ranks are for moves that balance another load.
         total = self.state.load.sum(axis=1)
         least = np.argpartition(total, NUM_LEAST_LOADED)[:NUM_LEAST_LOADED]
         chosen = np.union1d(least, self.rng.integers(world_size, size=NUM_RANDOM_RANKS))
@@ -276,7 +276,7 @@ class Neighborhood(StateMoves):
             )
             for s in (slot, other_slot)
         )
-        # Both are taken away first: a unit may have one piece on a rank only.
+        # Both are taken away first: a unit may have only one piece on a rank.
         return [
             SetWidth(unit, rank, 0),
             SetWidth(other_unit, other_rank, 0),
@@ -294,7 +294,7 @@ class Neighborhood(StateMoves):
         scale, powers = objective.host_scale, objective.host_powers
         lost = objective.power((state.host_load[here] - moved) / scale)
         gained = objective.power((state.host_load[there] + moved) / scale)
-        # Within one host nothing moves, though both terms would say so.
+        # Within one host nothing changes, although both terms would count the move.
         change = lost - powers[here] + gained - powers[there]
         return np.where(here == there, 0.0, change * objective.host_slope)
 
@@ -309,13 +309,13 @@ class Neighborhood(StateMoves):
 
 @functools.cache
 def _part_widths(width: int) -> Indices:
-    """Return the widths of the parts that are tried of a piece; the last one is all of it."""
+    """Return the widths of a piece's parts that are tried; the last one is the whole piece."""
     return np.unique(np.linspace(1, width, min(width, MAX_PARTS)).round().astype(np.int64))
 
 
 def _lowest(gains: Floats) -> list[int]:
     """Return the flat indices of the lowest few."""
-    # `argpartition` finds them in linear time, in no order; whoever makes a move sorts the few.
+    # `argpartition` finds them in linear time, in no order; the descent sorts these few.
     flat = gains.ravel()
     if len(flat) <= NUM_BEST:
         return list(range(len(flat)))

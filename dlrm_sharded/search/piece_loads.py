@@ -66,7 +66,7 @@ class PieceLoads:
         piece, last = cut.block.take(table), cut.last.take(table)
         load, margin = self.load(piece, self.split_error)
         surcharge = margin.copy()  # `load` and `surcharge` are both added to below
-        # a view, as there may be many tables and ranks
+        # a view, because there may be many tables and ranks
         size_bytes = np.broadcast_to(piece.size_bytes[:, None], (len(table), cut.group_size))
         if not cut.is_replica:
             size_bytes = size_bytes.copy()
@@ -133,7 +133,7 @@ class PieceLoads:
         return self.compute.work_ms(pieces.vectors, self._crowd(pieces))
 
     def _crowd(self, pieces: Pieces) -> Floats:
-        """Return [n, V], what a rank with a piece reads: at least the piece, or the mean."""
+        """Return [n, V], the piece's vector, with at least the mean MB that ranks read."""
         crowd = pieces.vectors.copy()
         crowd[:, READ_MB] = np.maximum(crowd[:, READ_MB], self.mean_read_mb)
         return crowd

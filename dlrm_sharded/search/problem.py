@@ -54,7 +54,7 @@ class RankGroup:
     """Consecutive ranks that can hold a unit together, each with one row block or replica of it.
 
     Args:
-        layout: the way in which they hold it.
+        layout: how they hold it.
         kind: index into `Problem.blocks`.
     """
 
@@ -75,16 +75,16 @@ class RankGroup:
 class Blocks:
     """One kind of row blocks: units cut into one block for each rank of a group of this size.
 
-    Replicas are such a kind, too. Their blocks are whole units on all ranks, and what all ranks
-    reduce are gradients. Row blocks of sequences are another kind than those of pooled tables:
-    nothing is reduced, and each block adds to the volume of its rank as a column shard does.
+    Replicas are such a kind, too. Their blocks are whole units on all ranks, and all ranks reduce
+    gradients. Row blocks of sequences are a different kind from those of pooled tables: nothing is
+    reduced, and each block adds to the volume of its rank as a column shard does.
 
     Args:
         groups: indices into `Problem.groups` of the groups that can hold them.
         is_replica: whether the blocks are replicas.
         possible: [U], whether the unit has enough rows, and constraints allow some group.
         demand: [U, D], what one block adds to its rank.
-        missing: [U, D], how much less the last block adds, which may have fewer rows.
+        missing: [U, D], how much less the last block adds, because it may have fewer rows.
         load: [U, L], its loads, as for column shapes.
         margin: [U, L], the part of these loads that is margin.
         size_bytes: [U, group_size], memory of each block; the last one may be the smallest.
@@ -111,7 +111,7 @@ class Blocks:
     def is_global(self) -> bool:
         """Return whether one group of all ranks holds these blocks.
 
-        Then every rank waits for the same reduction, so its time is shared and no rank's own load.
+        Every rank then waits for the same reduction, so its time is shared, not a rank's own load.
         Each rank has its samples' vectors afterwards, so no all-to-all follows. Sequences have an
         all-to-all in place of the reduction, in addition to that of column pieces.
         """
@@ -138,7 +138,7 @@ class Problem:
         margin: [N, L], part of the load that allows for the model's error on partial tables.
         shared_ms: [N], what every rank pays for the shape.
         size_bytes: [N], memory.
-        capacity_bytes: [W].
+        capacity_bytes: [W], memory of each rank for tables.
         allowed: [U, W], ranks that may hold pieces of the unit; None if all may hold everything.
         separated: [U, S], members of sets of units no two of which may share a rank.
         blocks: [K] kinds of row blocks; the last one may be replicas.
@@ -209,7 +209,7 @@ class Problem:
         return self.allowed is not None or self.separated.size > 0
 
     def shape(self, unit: int, width: int) -> int:
-        """Return the index of the shape of a unit that has so many steps."""
+        """Return the index of the shape of a unit that has `width` steps."""
         return int(self.first_shape[unit]) + width - 1
 
     def host_load(self, shape: Indices) -> Floats:
@@ -217,7 +217,7 @@ class Problem:
         return self.exchange_costs.busiest_host_byte_ms * self.demand[shape, Demand.VOLUME]
 
     def num_columns(self, unit: int, width: int) -> int:
-        """Return the columns of a piece; those of the widest table where several stay together."""
+        """Return the columns of a piece, or of the widest table of a unit of several."""
         step = int(self.columns_per_step[unit])
         return step * width or max(self.task.tables[i].embedding_dim for i in self.tables[unit])
 
@@ -229,7 +229,7 @@ class Problem:
     def slice_steps(self, unit: int, width: int) -> int:
         """Return the steps of one shard of a piece, which is all of the piece unless it is sliced.
 
-        TorchRec trains several shards of a table on one rank at equal width only.
+        TorchRec trains several shards of a table on one rank only if they are equally wide.
         """
         most = width
         if self.most_steps is not None:
@@ -238,7 +238,7 @@ class Problem:
 
     @property
     def replicas(self) -> Blocks | None:
-        """Return the kind of row blocks that are replicas; None if none may be."""
+        """Return the kind of row blocks that are replicas; None if there is none."""
         return next((blocks for blocks in self.blocks if blocks.is_replica), None)
 
     def blocks_of_group(self, group: int) -> Blocks:
@@ -256,7 +256,7 @@ class Problem:
         return self.costed.compute.device.has_warps
 
     def crowding_load(self, demand: Floats, crowd: Floats) -> Floats | float:
-        """Return the loads [..., L] that pieces and a crowd have more on one rank than apart.
+        """Return [..., L], by how much loads of pieces and a crowd are larger together than apart.
 
         Args:
             demand, crowd: [..., D], sums over pieces; they are broadcast.
@@ -287,7 +287,7 @@ WithMargin = TypeVar("WithMargin", Problem, Blocks)
 
 
 def _without_margin(given: WithMargin) -> WithMargin:
-    # Loads are of a shape, demands add up on a rank: the margin is part of both.
+    # Loads belong to a shape, demands add up on a rank; the margin is part of both.
     demand = given.demand.copy()
     demand[:, Demand.SURCHARGE] -= given.margin
     margin = np.zeros_like(given.margin)

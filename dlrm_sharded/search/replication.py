@@ -1,7 +1,7 @@
 """Construct: replicate the units for which that may pay off.
 
-A replica costs all ranks the same, so it pays off where it costs less than the unit does in the
-mean over ranks. That is known without a plan. Moves decide the rest, as for any other layout.
+A replica costs all ranks the same, so it pays off if it costs less than the unit does in the mean
+over ranks. That is known without a plan. Moves decide the rest, as for any other layout.
 
 Letters: U units.
 """
@@ -18,9 +18,9 @@ from dlrm_sharded.search.state import COLUMNS, State
 
 
 def with_replicas(problem: Problem, cuts: Sequence[UnitCut]) -> tuple[UnitCut, ...]:
-    """Return cuts with replicas of the units that gain most for their memory, as far as it lasts.
+    """Return cuts with replicas of the units that gain most per byte, while memory lasts.
 
-    The other units are placed later, in what memory is left.
+    The other units are placed later, in the memory that is left.
     """
     replicas = problem.replicas
     if replicas is None:

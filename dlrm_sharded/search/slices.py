@@ -1,8 +1,8 @@
 """Construct: several narrow shards of a table on one rank in place of a wide one.
 
 On GPUs the widest shard of a rank slows down all lookups there, see `cost/widest.py`. A wide table
-in slices costs more by itself, and may cost less together with busy narrow tables. On CPUs a slice
-may fit a cache that the table does not fit, so that slices cost less by themselves.
+in slices costs more by itself, but may cost less together with busy narrow tables. On CPUs a slice
+may fit a cache that the table does not fit, so slices may cost less by themselves.
 
 Letters: N shapes of all units.
 """
@@ -28,14 +28,14 @@ MIN_CPU_COLUMNS = 128
 """Least width of slices on CPUs, where narrower ones are slower than predicted."""
 
 MOST_OF_RANK = 0.5
-"""Share of the smallest rank's memory that a piece of a unit on all ranks may take. Study:
+"""Share of the smallest rank's memory that a piece may take if its unit is on all ranks. Study:
 slices."""
 
 
 def in_slices(state: State, columns: int) -> State | None:
-    """Return a state with the same columns on every rank in slices of so many columns or fewer.
+    """Return a state with the same columns on every rank, in slices of `columns` or fewer.
 
-    None if no piece is wider, or slices do not fit.
+    It is None if no piece is wider, or if the slices do not fit.
     """
     problem = state.problem
     placed = state.piece_rank >= 0
@@ -69,12 +69,12 @@ def in_cheapest_slices(problem: Problem) -> Problem:
 def in_spread_slices(
     state: State, columns: int, *, blocks: Literal["kept", "narrow", "none"] = "kept"
 ) -> State | None:
-    """Return a state with all wider units in slices of so many columns, spread over the ranks.
+    """Return a state with all wider units in slices of `columns`, spread over the ranks.
 
-    None if no unit is wider, or nothing was found that fits.
+    It is None if no unit is wider, or if nothing was found that fits.
 
     Args:
-        blocks: which of the units in blocks that may be elsewhere stay in them: all, those that are
+        blocks: which units stay in blocks, except those that must be replicas: all, those that are
             not wider, or none.
     """
     problem, cuts = state.problem, cuts_of(state)
@@ -114,7 +114,7 @@ def _spread(steps: int, most: int, num_ranks: int) -> tuple[int, ...]:
 
 
 def with_slices(problem: Problem, most_steps: Indices) -> Problem:
-    """Return the problem in which wider pieces than [N] steps are several equal shards."""
+    """Return the problem in which pieces wider than `most_steps` [N] are several equal shards."""
     num_steps = problem.num_steps
     first = np.repeat(problem.first_shape[:-1], num_steps)
     width = np.arange(len(first)) - first + 1
@@ -140,7 +140,7 @@ def with_slices(problem: Problem, most_steps: Indices) -> Problem:
 
 
 def _most_steps(problem: Problem, columns: int) -> Indices:
-    """Return [N], the largest width of a slice; that of the whole unit if it has no equal ones."""
+    """Return [N], the largest width of a slice in steps; the unit's if it cannot be sliced."""
     per_step = problem.columns_per_step
     dims = np.array([problem.task.tables[tables[0]].embedding_dim for tables in problem.tables])
     can_slice = (per_step > 0) & (dims % np.maximum(per_step, 1) == 0)

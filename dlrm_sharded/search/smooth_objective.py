@@ -17,13 +17,13 @@ norms."""
 EXPONENT = 2.0**NUM_SQUARINGS
 
 MAX_POWER = 1e290
-"""Higher powers are treated alike, as they would overflow."""
+"""Higher powers are cut to this, because they might overflow."""
 
 MIN_LOAD_MS = 1e-12
-"""Smaller loads are what rounding leaves of loads that were taken away."""
+"""Smaller loads are rounding errors of loads that were taken away."""
 
 MIN_POWER_SUM = 1e-300
-"""Smallest sum of powers that is divided by."""
+"""Smallest sum of powers by which to divide."""
 
 
 class SmoothObjective:
@@ -58,7 +58,7 @@ class SmoothObjective:
         return self.power(load / self.scale)
 
     def norm_ms(self, power_sums: Floats) -> Floats:
-        """Return the sum [...] of the norms of sums of powers [..., L], as far as they count."""
+        """Return the sum over loads [...] of the norms that follow from sums of powers [..., L]."""
         return (self.scale * power_sums ** (1.0 / EXPONENT)).sum(axis=-1)
 
     def rank_shares(self) -> Floats:
@@ -71,10 +71,10 @@ class SmoothObjective:
         return shares
 
     def power(self, values: Floats) -> Floats:
-        """Return values to the norm's exponent; 0 of what is below 0.
+        """Return values to the power of the norm's exponent; 0 for negative values.
 
-        A rank without one of its pieces is estimated to have less than nothing where that piece
-        costs more elsewhere than beside the others.
+        The estimated load of a rank without one of its pieces is negative if that piece costs more
+        on an average rank than beside the others on this rank.
         """
         most = MAX_POWER ** (1.0 / EXPONENT)
         powers = np.minimum(np.maximum(values, 0.0), most)

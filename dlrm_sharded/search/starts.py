@@ -26,13 +26,13 @@ FEW_PER_RANK = 4
 """Units per rank up to which single units decide what a rank costs. Study: few units."""
 
 FEW, SMALL_TASK = 64, 200
-"""Units of a task that are few on any number of ranks, and up to which twice as many per rank are,
-as there is time for all starts. Study: few units."""
+"""Up to `FEW` units are few on any number of ranks; up to `SMALL_TASK`, twice as many per rank are
+few, because there is time for all starts. Study: few units."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """With how many plans each part of a search goes on.
+    """The number of plans with which each part of a search continues, and its patience.
 
     Args:
         descents: number of the cheapest first plans that descend.
@@ -48,15 +48,15 @@ class Effort:
 
 
 THOROUGH, BRIEF = Effort(32, 4, 4, 2), Effort(2, 1, 1, 1)
-"""What few units get, whose plans differ most, and what is left for many units, which take long.
-Study: few units."""
+"""Efforts for few units, whose plans differ most, and for many units, which take long. Study: few
+units."""
 
 HOPELESS = 1.5
-"""Plans in slices that cost so many times as much as the best plan are not improved."""
+"""Plans in slices that cost more than this times the best plan are not improved."""
 
 START_STUCK = 8
-"""Number of ranks without a move at which the descent of a start ends. What keeps these from a move
-usually holds the others up, too, and the best states are improved in full later."""
+"""Number of ranks without a move at which the descent of a start ends. What blocks these ranks
+usually blocks the others, too, and the best states are improved in full later."""
 
 Cuts = tuple[UnitCut, ...]
 
@@ -68,7 +68,7 @@ def effort_for(problem: Problem, stopping: StoppingRule) -> Effort:
 
 
 def are_few(num_units: int, world_size: int) -> bool:
-    """Return whether single units decide what so many ranks cost, see `FEW_PER_RANK` and `FEW`."""
+    """Return whether single units decide what the ranks cost, see `FEW_PER_RANK` and `FEW`."""
     few = FEW_PER_RANK * world_size
     return num_units <= few or num_units <= max(FEW, min(2 * few, SMALL_TASK))
 
@@ -103,7 +103,7 @@ def descended_starts(
 def descended_slices(
     states: list[State], rng: np.random.Generator, stopping: StoppingRule
 ) -> list[State]:
-    """Return the best plan with slices of each width, after a descent.
+    """Return the best plan for each width and way of slicing, after a descent.
 
     Args:
         states: the plans whose pieces are put in slices, the best first.
@@ -136,7 +136,7 @@ def _descended(state: State, rng: np.random.Generator, stopping: StoppingRule) -
 
 
 def _first_plans(problem: Problem, bound_ms: float) -> Iterator[State]:
-    """Yield first plans, and where that counts others with similar widths on a rank."""
+    """Yield first plans, and, if there is crowding, others with similar widths on each rank."""
     tried: set[Cuts] = set()
     for cuts in _start_cuts(problem, bound_ms):
         if cuts in tried:  # different targets often lead to the same cuts

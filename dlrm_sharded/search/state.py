@@ -42,7 +42,7 @@ Edit = SetWidth | SetGroup
 class State:
     """Pieces on ranks.
 
-    A unit has at most one column piece on a rank, as two would cost more than one of their columns.
+    A unit has at most one column piece on a rank, because two cost more than one of equal columns.
 
     Attributes:
         widths: steps of each unit by rank.
@@ -50,10 +50,10 @@ class State:
         group: [U], index into `Problem.groups`, or `COLUMNS`.
         piece_unit, piece_shape, piece_rank: [P], the column piece in each slot.
         slots_on_rank: slots of each rank's column pieces.
-        free_bytes: [W].
+        free_bytes: [W], memory of each rank that is left.
         demand: [W, D], sums over the pieces and blocks of each rank.
         load: [W, L], in ms.
-        host_load: [H], time of the all-to-alls that the host's bytes take if it has most.
+        host_load: [H], time that the all-to-alls take because of a host's bytes if it has most.
         shared_ms: time that every rank pays.
         num_in_group: [G, M], units of each module in row blocks on each of `Problem.groups`.
         num_in_all_to_all: [M], column pieces and row blocks of each module whose vectors all ranks
@@ -174,7 +174,7 @@ class State:
         num_lookups = np.count_nonzero(self._num_columns[ranks], axis=1).astype(np.float64)
         for number in num_of_kind:
             num_lookups += number
-        # Computation is no sum over pieces: unit costs rise with what all of them read together.
+        # Computation is not a sum over pieces: unit costs rise with what all of them read together.
         compute_ms = problem.costed.compute.times_ms(demand[:, Demand.VECTOR], num_lookups)
         load = problem.weights.loads(compute_ms, demand[:, Demand.VOLUME])
         load += demand[:, Demand.SURCHARGE]
@@ -182,7 +182,7 @@ class State:
             if not blocks.is_global:
                 load += number[:, None] * blocks.fixed_load
         self.load[ranks] = load
-        # A few ranks changed, but sums over hosts are cheaper to take anew than to keep.
+        # Few ranks changed, but sums over hosts are cheaper to recompute than to keep.
         if self.num_hosts > 1 and problem.exchange_costs.busiest_host_byte_ms > 0:
             volume = by_group(self.demand[:, Demand.VOLUME], problem.hosts.ranks_per_host)
             self.host_load = problem.exchange_costs.busiest_host_byte_ms * volume.sum(axis=1)
@@ -251,7 +251,7 @@ class State:
         self.group[unit] = group
 
     def _count_in_all_to_all(self, owner: int, more: int) -> None:
-        """Count what exchanges vectors; a module without any of it has no all-to-alls."""
+        """Count a module's pieces that exchange vectors; without any it has no all-to-alls."""
         self.num_in_all_to_all[owner] += more
         # Reached by counting up from 0, or by counting down to it.
         if self.num_in_all_to_all[owner] == (1 if more > 0 else 0):

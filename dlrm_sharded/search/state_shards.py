@@ -24,8 +24,8 @@ def state_shards(state: State, earlier: ShardsByTable | None = None) -> tuple[Sh
     """Return the shards of a state.
 
     Args:
-        earlier: shards of an earlier plan. Tables that lie as in that plan keep these shards; of
-            other tables, columns stay on their rank as far as that cuts no more.
+        earlier: shards of an earlier plan. Tables that lie as in that plan keep these shards; the
+            columns of other tables stay on their ranks if that needs no more cuts.
     """
     shards: list[Shard] = []
     for unit in range(state.problem.num_units):
@@ -94,7 +94,7 @@ def _column_shards(
 def moved_bytes(task: ShardingTask, before: Sequence[Shard], after: Sequence[Shard]) -> int:
     """Return the bytes of a table on ranks that did not hold these bytes before.
 
-    A replica's gradients do not count, as nobody sends them.
+    A replica's gradients do not count, because they are not sent.
     """
     topology, moved = task.topology, 0
     for shard in after:
@@ -149,7 +149,7 @@ def load_plan(state: State, plan: ShardsByTable) -> bool:
 def _load_columns(state: State, unit: int, shards: Sequence[Shard]) -> bool:
     problem, topology = state.problem, state.problem.task.topology
     widths = _widths(shards, int(problem.columns_per_step[unit]))
-    # Widths are rounded up: shards whose widths are no multiples of a step do not add up.
+    # Widths are rounded up: shards whose widths are not multiples of a step do not add up.
     if sum(widths.values()) != problem.num_steps[unit]:
         return False
     shapes = {rank: problem.shape(unit, width) for rank, width in widths.items()}
