@@ -1,4 +1,7 @@
-"""Distributions of a table's accesses over its ids: samples, and the expected reuse in a batch."""
+"""Distributions of a table's accesses over its ids: samples, and the expected reuse in a batch.
+
+A rank here is the place of an id in the order of popularity, from 0.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _FRACTION_MASK = np.uint64(2 ** (64 - _NUM_CELLS_LOG2) - 1)
 
 
 class AccessDistribution:
-    """Ranks from 0, which fall into ranges; all ranks of a range are equally probable.
+    """Accesses to popularity ranks, which fall into ranges of equally probable ones.
 
     Sampling is fast because the inverse of the cumulative distribution is linear between 4,096
     equally likely knots.
@@ -36,7 +39,7 @@ class AccessDistribution:
 
     @functools.cached_property
     def _cells(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """First rank of each cell between two knots, and ranks per random number."""
+        """First rank of each cell between two knots, and ranks per unit of the lower bits."""
         cumulative = np.concatenate([[0.0], np.cumsum(self._mass)])
         cumulative[-1] = 1.0
         knots = np.interp(np.linspace(0.0, 1.0, 2**_NUM_CELLS_LOG2 + 1), cumulative, self._edges)
@@ -44,7 +47,7 @@ class AccessDistribution:
         return knots[:-1], np.diff(knots) * 2.0 ** -(64 - _NUM_CELLS_LOG2)
 
     def ranks(self, bits: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return [N], the ranks for [N] times 64 random bits."""
+        """Return [N], the ranks that [N] words of 64 random bits draw."""
         # the upper bits choose a cell between two knots, the lower ones a point inside it
         start, slope = self._cells
         cell = (bits >> _CELL_SHIFT).view(np.int64)
@@ -54,13 +57,13 @@ class AccessDistribution:
         return rank.astype(np.int64)
 
     def expected_num_unique(self, num_draws: float) -> float:
-        """Return the expected number of different ranks in `num_draws` draws."""
+        """Return the expected number of distinct ranks in `num_draws` draws."""
         return float(self._ranks_per_range @ -np.expm1(-self._expected_uses(num_draws)))
 
     def expected_reuse_histogram(self, num_draws: float) -> tuple[float, ...]:
         """Return the expected `reuse_histogram` of `num_draws` draws; zeros for no draws.
 
-        The number of uses of a rank is binomial; its limit for many draws, Poisson, is used.
+        The number of uses of a rank is binomial; its Poisson limit for many draws is used.
         """
         num_unique = self.expected_num_unique(num_draws)
         if num_unique == 0.0:
@@ -71,7 +74,7 @@ class AccessDistribution:
         # [bins + 1, R], probability of at most 0, 1, 2, 4, ... uses of a rank
         at_most = np.ones((NUM_REUSE_BINS + 1, len(uses)))
         at_most[0] = np.exp(-uses)
-        from scipy.special import gammaincc  # takes longer to load than a plan by a heuristic
+        from scipy.special import gammaincc  # takes longer to load than a heuristic to plan
 
         for i in range(NUM_REUSE_BINS - 1):
             limit = 2.0**i + 1.0

@@ -1,7 +1,7 @@
 """Patterns of accesses to tables: how often a batch uses which of a table's ids.
 
-Real accesses are not Zipf-distributed. The synthetic patterns here let a cost model be collected
-and tested on what it meets there.
+Real accesses are not Zipf-distributed. With the synthetic patterns here, a cost model is fitted and
+tested on accesses like real ones.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ batch 65,536 (https://github.com/facebookresearch/dlrm_datasets)."""
 
 USES_OF_BIN = np.array([0.25, *2.0 ** np.arange(0.5, len(DLRM_DATASETS_ACCESSES) - 1)])
 """Expected uses of a row of each reuse bin: the middle of the bin, on a log scale. Most rows that a
-batch uses once are expected less often; with 0.25, tables with enough rows have 7 uses of each row
-that is used, as the published mean is 6.9."""
+batch uses once have an expectation below 1; with 0.25, the used rows of tables with enough rows
+have 7 uses on average, close to the published mean of 6.9."""
 
 
 MAX_EXPONENT = 1.25
 HOT_ROWS, HOT_ACCESSES = (1e-4, 0.1), (0.3, 0.95)
-"""Ranges of `draw_accesses`: Zipf exponents, the share of hot rows, on a log scale, and the share
-of the accesses that go to them."""
+"""Ranges of `draw_accesses`: the largest Zipf exponent, the share of hot rows (on a log scale) and
+the share of the accesses that go to them."""
 
 
 class AccessPattern(Protocol):
@@ -40,7 +40,7 @@ class AccessPattern(Protocol):
     name: ClassVar[str]
 
     def distribution(self, num_rows: int, num_draws: float) -> AccessDistribution:
-        """Return the accesses of a table.
+        """Return the distribution of the accesses to a table of `num_rows`.
 
         Args:
             num_draws: expected number of ids in a batch.

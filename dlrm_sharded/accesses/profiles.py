@@ -15,7 +15,7 @@ ASSUMED_EXPONENT = 0.9
 where no costs are known, see `cost.expected_profiles`."""
 
 SKEWS = {0.0: 0.1, 0.4: 0.2, 0.8: 0.4, 1.2: 0.3}
-"""Zipf exponents that tables without a profile may have, from the least, and their weights.
+"""Zipf exponents that tables without a profile may have, ascending, and their weights.
 
 Of the accesses to Meta's dlrm_datasets, nonnegative least squares over the shares of their reuse
 bins gives 4 in 5 an exponent of 0.9 and the others one of 0.3. HugeCTR and NVIDIA's models state
@@ -52,7 +52,7 @@ def _expected_reuse_histogram(num_ids: int, exponent: float, num_draws: float) -
 
 @functools.lru_cache(maxsize=65_536)
 def histograms_by_skew(num_ids: int, num_draws: float) -> tuple[tuple[float, ...], ...]:
-    """Return the expected reuse histogram for each of `SKEWS`; few ranges of ranks make it fast."""
+    """Return the expected reuse histogram for each of `SKEWS`, from few ranges, to be fast."""
     return tuple(
         Zipf(num_ids, exponent, num_exact=16, ranges_per_octave=6).expected_reuse_histogram(
             num_draws

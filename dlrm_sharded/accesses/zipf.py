@@ -14,9 +14,9 @@ from dlrm_sharded.accesses.distribution import AccessDistribution
 class Zipf(AccessDistribution):
     """Ranks 0 .. num_ids - 1 with probability proportional to (rank + 1) ** -exponent.
 
-    Only the `num_exact` most popular ranks have their exact probability; the others share that of
-    their range evenly. By default, and with the knots of `AccessDistribution`, the total variation
-    distance to the exact distribution is below 0.002 for exponents up to 1.1.
+    Only the `num_exact` most popular ranks have their exact probability; the others share the
+    probability of their range evenly. By default, and with the knots of `AccessDistribution`, the
+    total variation distance to the exact distribution is below 0.002 for exponents up to 1.1.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ def cached_zipf(num_ids: int, exponent: float) -> Zipf:
 
 
 def scatter_ranks(ranks: NDArray[np.int64], num_ids: int, shift: int) -> NDArray[np.int64]:
-    """Return [N], the id of each rank, such that popular ids are scattered over the table.
+    """Return [N], the id of each popularity rank [N], scattered over the table.
 
     The map is one to one: rank * stride + shift modulo num_ids. The stride is near the golden
     section of the table and has no common divisor with it. Ids are exact up to 2 ** 31 rows.
@@ -65,7 +65,7 @@ def _range_edges(num_ids: int, num_exact: int, per_octave: int) -> NDArray[np.fl
 def _range_masses(
     edges: NDArray[np.float64], exponent: float, num_single: int
 ) -> NDArray[np.float64]:
-    """Return the sum of (rank + 1) ** -exponent over each range, for long ranges the integral."""
+    """Return the sum of (rank + 1) ** -exponent over each range; in long ones, the integral."""
     single = np.arange(1.0, num_single + 1.0) ** -exponent
     bounds = edges[num_single:] + 0.5
     power = 1.0 - exponent

@@ -1,4 +1,4 @@
-"""Cases, which are tasks for sharders, in processes of their own; a folder keeps their outcomes.
+"""Plans cases, a task and a sharder each, in separate processes; a folder keeps their outcomes.
 
 `cases.jsonl` has a line for each case that has ended, under the case's key, and
 `plans/TASK/SHARDER.json` its plan. The same command goes on with what is missing or has changed.
@@ -75,7 +75,7 @@ class Case:
     topology: str = ""
 
     def key(self) -> str:
-        """Return a hash of all that the plan and its cost follow from."""
+        """Return a hash of everything on which the plan and its cost depend."""
         options = self.planner.options
         return digest(
             [self.task_name, self.sharder, self.task.to_json(), self.costs_digest],
@@ -122,8 +122,8 @@ class Measurement:
     """The plans of a task, measured in the same rounds.
 
     Args:
-        rounds_ms: cost of each sharder's plan in every round.
-        costs: the same with the medians of the rounds, as a cost of all ranks.
+        rounds_ms: by sharder, cost of its plan in every round.
+        costs: by sharder, cost of its plan, with the medians of the rounds.
     """
 
     rounds_ms: Mapping[str, tuple[float, ...]]
@@ -136,12 +136,12 @@ def plan_path(out: Path, task: str, sharder: str) -> Path:
 
 
 def run_cases(cases: Sequence[Case], out: Path, *, limit_s: float, num_workers: int) -> list[Entry]:
-    """Return the entries of all cases, in their order, and say which of them the folder had.
+    """Return the entries of all cases, in their order, and log how many the folder had.
 
     A case without a plan is reused, unless it had less time than it would have now.
 
     Args:
-        limit_s: time of a case.
+        limit_s: time limit of a case.
         num_workers: number of cases at once.
 
     Raises:
@@ -202,7 +202,7 @@ def _outcome(case: Case, *, limit_s: float) -> tuple[Outcome, dict[str, Any] | N
     began_s = time.perf_counter()
     try:
         plan, report = case.planner.plan(case.task)
-    except Exception as error:  # a sharder of the user's may raise anything, and the others go on
+    except Exception as error:  # a user's sharder may raise anything, and the others go on
         reason = str(error)
         if not isinstance(error, UserError):
             log.warning("%s", traceback.format_exc())
@@ -232,7 +232,7 @@ def source_digest(made: object, options: Mapping[str, Any] | None) -> str:
 
 
 def digest_of_costs(model: object, options: Mapping[str, Any] | None) -> str:
-    """Return a hash of what a cost model predicts from, as far as that is known."""
+    """Return a hash of everything on which a cost model's predictions depend, as far as known."""
     if isinstance(model, LearnedCostModel):
         return costs_digest(model)
     return source_digest(model, options)

@@ -22,12 +22,13 @@ def in_forks(
 ) -> Iterator[tuple[int, Any]]:
     """Yield the index of each function that has ended, and its result.
 
-    A new process instead of a fork would load torch for seconds. Warnings of all forks are logged
-    here, and those that differ only in their figures once. In place of the result of a fork that
-    has died, or has used up its time, is a text that says so.
+    Forks, unlike new processes, need not load torch for seconds. Warnings of all forks are logged
+    here, and those that differ only in their figures once. If a fork has died, or has used up its
+    time, the result is a text that says so.
 
     Args:
-        limit_s: time of one function, which raises nothing.
+        functions: they must not raise.
+        limit_s: time limit of one function.
         num_forks: number of forks at once.
     """
     context = multiprocessing.get_context("fork")
@@ -63,13 +64,13 @@ def _run(sender: Connection, function: Callable[[], object], limit_s: float, par
     """Send what a function returns; log nothing, because several forks would mix their lines."""
     die_with_parent(parent)
     signal.setitimer(signal.ITIMER_REAL, limit_s)  # SIGALRM ends this process
-    os.setsid()  # Ctrl-C is the parent's, which ends its forks
+    os.setsid()  # Ctrl-C reaches only the parent, which ends its forks
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     records: list[logging.LogRecord] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = records.append  # type: ignore[method-assign,assignment]
     logging.getLogger().handlers = [handler]
     if torch := sys.modules.get("torch"):  # planning loads it for few sharders
-        torch.set_num_threads(1)  # threads of the parent are not there
+        torch.set_num_threads(1)  # a fork lacks the threads of its parent
     result = function()
     sender.send((result, {str(record.msg): record.getMessage() for record in records}))

@@ -1,7 +1,7 @@
 """Measures the plans of a task: the computation of their ranks, on this machine, in rounds.
 
-Each round builds and measures every rank of every plan once, in an order that is drawn anew, so
-that all sharders share what else happens on the machine. Exchanges have their predicted times.
+Each round builds and measures every rank of every plan once, in a new random order, so that other
+load on the machine affects all sharders alike. Exchanges have their predicted times.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OPTIMIZER = "rowwise_adagrad"
 """Optimizer of measured tables whose task names none."""
 
 MEMORY_SHARE = 0.5
-"""Largest share of the free memory of the device for the tables of a rank."""
+"""Largest share of the device's free memory that the tables of a rank may take."""
 
 log = logging.getLogger("dlrm_sharded.compare")
 
@@ -49,8 +49,8 @@ def measure_tasks(
 
     Args:
         rounds: rounds of each task; 95 % confidence needs at least 6.
-        iterations: of a rank in one round, see `MeasureConfig`.
-        seed: of the ids and the order.
+        iterations: timed iterations of a rank in one round, see `MeasureConfig`.
+        seed: seed of the ids and the order.
 
     Raises:
         ConfigError: a rank is too large for this machine.
@@ -63,8 +63,8 @@ def measure_tasks(
     config = MeasureConfig(iterations=iterations, warmup=WARMUP, num_batches=NUM_BATCHES)
     settings = [rounds, seed, dataclasses.asdict(config), device_name(torch.device(device_type()))]
     key_of = {
-        name: digest([entry.case.key() for entry in of_task], *settings)
-        for name, of_task in planned.items()
+        name: digest([entry.case.key() for entry in cases], *settings)
+        for name, cases in planned.items()
     }
     found = dict(file.read(_kept).values())
     if missing := [name for name, key in key_of.items() if key not in found]:
@@ -73,13 +73,13 @@ def measure_tasks(
                 measured = _measured(planned[name], config, rank, rounds=rounds, seed=seed)
                 file.append({"key": key_of[name], "measurement": dataclasses.asdict(measured)})
                 found[key_of[name]] = measured
-                texts = (f"{of} {cost.cost_ms:.2f}" for of, cost in measured.costs.items())
+                texts = (f"{who} {cost.cost_ms:.2f}" for who, cost in measured.costs.items())
                 log.info("measured %s, ms: %s", name, ", ".join(texts))
     return {name: found[key] for name, key in key_of.items()}
 
 
 def check_measurable(name: str, task: ShardingTask) -> None:
-    """Refuse a task whose ranks this machine cannot stand in for."""
+    """Raise ConfigError if this machine's device is not of the type of a task's ranks."""
     device = device_type()
     if task.topology.compute_device != device:
         raise ConfigError(
@@ -130,7 +130,7 @@ def measure_plans(
     """Measure the ranks of a task's plans in rounds, all on the same ids.
 
     Args:
-        predicted: costs of the plans, whose exchanges count as predicted.
+        predicted: predicted costs of the plans, whose exchanges are added to what is measured.
         rounds, rng: see `RankBench.measure_rounds`.
     """
     ranks = [shards for plan in plans.values() for shards in plan.shards_by_rank()]

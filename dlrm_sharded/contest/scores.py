@@ -1,7 +1,7 @@
 """Turns entries into the rows of frames, for each plan and rank, and scores sharders.
 
 All figures of a comparison are computed once, in the columns of `by_plan`. Scores compare the plans
-of each sharder with those of one of them.
+of each sharder with those of the reference, one of the sharders.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def by_plan(entries: Sequence[Entry], measurements: Measurements, reference: str
     """Return a row for each task and sharder.
 
     Costs over those of the reference, and gaps to the best lower bound that any sharder's report
-    proves for the task, are null where one of the two is missing. A bound above a plan's cost is of
-    plans in another precision, and does not hold for all.
+    proves for the task, are null where one of the two is missing. A bound above a plan's cost
+    belongs to plans in another precision, and is left out.
     """
     rows = []
     for entry in entries:
@@ -97,7 +97,7 @@ def _plan_row(outcome: Outcome) -> dict[str, Any]:
 
 
 def _measured(case: Case, found: Measurement | None, reference: str) -> dict[str, float | None]:
-    """Return the figures of a measured plan; None where it or the reference was not measured."""
+    """Return the figures of a measured plan; None for those that were not or cannot be measured."""
     if found is None or case.sharder not in found.costs:
         return dict.fromkeys(MEASURED_FIGURES)
     ratio = paired_ratio(found.rounds_ms[case.sharder], found.rounds_ms.get(reference, ()))
@@ -134,8 +134,9 @@ class Score:
         plans: its rows of `by_plan`.
         ratios: by kind of costs, "predicted" or "measured": its cost over that of the reference, on
             the tasks in common, see `in_common`; None if there are none.
-        tallies: likewise. By predicted costs, a plan where the other one has none is a win, and
-            tasks that neither solves do not count; by measured ones, intervals of rounds decide.
+        tallies: by the same kinds. By predicted costs, it is a win to have a plan where the other
+            has none, and tasks that neither solves do not count; by measured costs, the intervals
+            of rounds decide.
     """
 
     plans: pl.DataFrame
@@ -152,7 +153,7 @@ class Score:
 
 
 def in_common(plans: pl.DataFrame) -> pl.DataFrame:
-    """Return the plans of tasks that all sharders solve, except sharders that solve none at all."""
+    """Return the plans of tasks that all sharders solve, apart from those that solve no task."""
     solved = plans.drop_nulls("cost_ms")
     return solved.filter(pl.len().over("task") == solved["sharder"].n_unique())
 
@@ -164,7 +165,7 @@ def scores(plans: pl.DataFrame, *, margin: float) -> list[Score]:
         margin: relative difference of predicted costs below which they are a tie.
     """
     found = []
-    # no plan is like an infinite cost; two of those have no ratio
+    # no plan counts as an infinite cost; two of these have no ratio
     cost, other = (pl.col(name).fill_null(math.inf) for name in ("cost_ms", "reference_ms"))
     for (sharder,), rows in plans.group_by("sharder", maintain_order=True):
         common = in_common(plans).filter(pl.col("sharder") == sharder)

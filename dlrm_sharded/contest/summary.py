@@ -20,7 +20,7 @@ from dlrm_sharded.runs.comparison_figures import plot_ratios
 
 SUMMARY, PLOT = "summary.md", "ratios.png"
 MAX_FAILURES, MAX_REASON = 10, 120
-"""Number of cases without a plan that are named, and characters of a reason; by_plan has all."""
+"""Most cases without a plan that are named, and most characters of a reason; by_plan has all."""
 
 TOPOLOGY_COLUMNS = (
     *("task", "topology", "world_size", "num_hosts", "cost_model", "missing_gib"),
@@ -69,7 +69,7 @@ def write_report(
     files = write_tables(plans, entries, measurements, setting)
     with replaced_file(setting.out / PLOT) as file:
         plot = plot_scores(found, setting.reference)
-        plot.set_figwidth(7.0)  # names of sharders have their settings
+        plot.set_figwidth(7.0)  # names of sharders include their settings
         plot.savefig(file, format="png", metadata={"Software": None})
     wrote = f"wrote {', '.join([SUMMARY, PLOT, *files])} and plans: {setting.out}"
     return [*shown, *lines, *failed, wrote, f"result: {result}"]
@@ -84,7 +84,7 @@ def plot_scores(found: Sequence[Score], reference: str) -> Figure:
 
 
 def score_table(found: Sequence[Score], reference: str) -> TextTable:
-    """Return a line for each sharder; gaps are those of predicted costs."""
+    """Return a line for each sharder; gaps are of predicted costs."""
     columns = ["sharder", "plans"]
     for kind in found[0].ratios:
         columns += [f"{kind} / {reference} [95 %]", f"{kind} wins/ties/losses"]
@@ -102,7 +102,7 @@ def score_table(found: Sequence[Score], reference: str) -> TextTable:
 
 
 def notes(found: Sequence[Score], plans: pl.DataFrame, setting: Setting) -> list[str]:
-    """Return what the figures of the table are."""
+    """Return sentences that explain the figures of the table."""
     common, num_tasks = in_common(plans)["task"].n_unique(), plans["task"].n_unique()
     without = [score.plans["sharder"][0] for score in found if not score.num_solved]
     but = f" but {', '.join(without)}, without any plan," if without else ""
@@ -145,7 +145,7 @@ def failures(plans: pl.DataFrame) -> list[str]:
 
 
 def _heading(plans: pl.DataFrame, setting: Setting) -> str:
-    """Say on what, where and by which costs the sharders are compared."""
+    """Say on which tasks, with which costs and on which machine the sharders are compared."""
     sizes = [plans[name].to_list() for name in ("num_tables", "world_size")]
     tables, ranks = (f"{min(found)} to {max(found)}" for found in sizes)
     used = plans.select("cost_model", "prices").unique(maintain_order=True)

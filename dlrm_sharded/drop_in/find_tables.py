@@ -31,7 +31,7 @@ from dlrm_sharded.plans.task import Topology
 log = logging.getLogger(__name__)
 
 PRECISIONS = {torch.float32: "fp32", torch.float16: "fp16"}
-"""Precisions of the weights of a module without configs of tables, by their type."""
+"""Precisions of weights by their dtype, for modules without configs of tables."""
 
 
 def find_tables(
@@ -163,7 +163,7 @@ def _tables(
 def _trained_types(sharder: ModuleSharder[Any], device: str) -> frozenset[str]:
     """Return the types that a module trains, replicas with the dense lookup, others fused.
 
-    On CPUs, all types train that TorchRec offers on GPUs, though it does not offer all of them.
+    All types that TorchRec offers on GPUs also train on CPUs, where it does not offer all of them.
     """
     offered = {*sharder.sharding_types(device), *sharder.sharding_types("cuda")}
     dense, fused = EmbeddingComputeKernel.DENSE.value, EmbeddingComputeKernel.FUSED.value

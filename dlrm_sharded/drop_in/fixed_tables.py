@@ -20,7 +20,7 @@ class FixedTable:
 
     Args:
         layout: "rows", "host_rows" or "replicas".
-        because: the reason, for a message: its constraints allow only row_wise.
+        because: the reason, for messages, such as its constraints allow only row_wise.
         owner: how messages name the module of the table.
     """
 
@@ -31,13 +31,13 @@ class FixedTable:
 
 @dataclass(eq=False)
 class WithFixedTables:
-    """Lays out the tables that have no choice, and asks another sharder for the rest.
+    """Lays out the tables that have no choice, and leaves the rest to another sharder.
 
-    Tables with a smallest width of column shards are split by another plan without column shards
-    of theirs, if the first plan has narrower ones.
+    If that sharder makes column shards narrower than `min_columns`, it plans once more, and the
+    tables of these shards then have none.
 
     Args:
-        fixed: by the name of the table.
+        fixed: the tables that have no choice, by name.
         min_columns: smallest width of a table's column shards, by its name.
     """
 
@@ -78,7 +78,7 @@ class WithFixedTables:
     def _place_fixed(self, task: ShardingTask) -> tuple[Topology, list[Shard]]:
         """Return the topology with the memory that fixed tables leave, and their shards.
 
-        The largest are the first ones, because hosts fill up by them.
+        The largest come first, because they fill up the hosts.
 
         Raises:
             InfeasibleTaskError: they leave no memory on a rank.

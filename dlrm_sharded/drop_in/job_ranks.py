@@ -1,4 +1,4 @@
-"""The ranks of a job that anyone has started: torchrun, or what sets none of its variables."""
+"""The ranks of a job that torchrun started, or a launcher that sets none of its variables."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ log = logging.getLogger(__name__)
 
 
 def rank_in_group(group: dist.ProcessGroup | None = None) -> Rank:
-    """Return this process as a rank of a job that anyone may have started; a collective.
+    """Return this process as a rank of a job from any launcher; all ranks call it together.
 
-    If torchrun has not said on which hosts the ranks are, those with one hostname share a host.
+    If torchrun has not said on which hosts the ranks are, ranks with the same hostname share one.
 
     Args:
         group: ranks that call it together; None for all ranks of the job.
@@ -53,7 +53,7 @@ def rank_in_group(group: dist.ProcessGroup | None = None) -> Rank:
 
 
 def check_topology(topology: Topology, rank: Rank, *, group: dist.ProcessGroup | None) -> None:
-    """Raise ConfigError if a topology has other ranks, hosts or devices than those of a group."""
+    """Raise ConfigError if a topology differs from a group in ranks, hosts, device or columns."""
     num_ranks = dist.get_world_size(group)
     num_hosts = num_ranks // ranks_per_host(rank, num_ranks)
     columns = topology.max_shard_columns

@@ -34,7 +34,7 @@ MAX_RANKS, MAX_SPLITS = 8, 64
 """Largest numbers of bounding ranks and of split tables in a diagnosis."""
 
 MAX_CANDIDATES = 4
-"""Number of ranks, with the least time and with the least exchanges, to try a whole table on."""
+"""Number of ranks with the least time, and of those with the least exchanges, to try a table on."""
 
 SEARCH_S, SPLITS_S, DIAGNOSIS_S = 1.0, 2.0, 3.5
 """Time limits in s: of one search, of the gains of splits, and of the whole diagnosis."""
@@ -50,15 +50,15 @@ def diagnose(plan: ShardingPlan, task: CostedTask, *, alternatives: bool) -> Dia
     """Explain the predicted cost of a valid plan, in a few seconds at most, for plans of any size.
 
     Args:
-        alternatives: whether to search for what another plan, one more rank or more memory would
-            gain; that may take 3.5 s.
+        alternatives: whether to search for what another plan, one more rank or host, or more memory
+            would gain; that may take 3.5 s.
     """
     started = time.perf_counter()
     costed = _CostedPlan(plan, task)
     totals = [rank.total_ms for rank in costed.cost.per_rank]
     bounding = [rank for rank, ms in enumerate(totals) if ms >= BOUNDING_FRACTION * max(totals)]
     bounding.sort(key=lambda rank: -totals[rank])
-    split = {name: of for name, of in plan.shards_by_table().items() if len(of) > 1}
+    split = {name: shards for name, shards in plan.shards_by_table().items() if len(shards) > 1}
     splits = tuple(costed.splits(split, Clock(started + SPLITS_S)))
     cost_ms, deadline = costed.cost.cost_ms, started + DIAGNOSIS_S
     found = tuple(
@@ -89,8 +89,8 @@ class _CostedPlan:
         compute_ms = costed.compute.work_ms(vectors, crowd).sum(axis=1)
         costs = ExchangeCosts.from_model(costed.communication, costed.hosts)
         comm_ms = _shard_comm_ms(workload, costs)
-        # Where volumes are far from even, costs sum to more than a rank's exchanges take; its
-        # shards then get their shares of that time.
+        # If volumes are far from even, costs sum to more than a rank's exchanges take; its shards
+        # then get their shares of the latter.
         rank_comm_ms = np.array([rank.exchange_ms for rank in self.cost.per_rank])
         share = np.minimum(rank_comm_ms / np.maximum(workload.by_rank(comm_ms), 1e-12), 1.0)
         times_ms = zip(compute_ms.tolist(), (comm_ms * share[workload.rank]).tolist(), strict=True)
@@ -123,14 +123,14 @@ class _CostedPlan:
             gain_ms = None if cost_ms is None else cost_ms - self.cost.cost_ms
             layout = layout_name(shards, table, self._costed.task.topology)
             gains.append(SplitGain(name, len(shards), LAYOUT_NAMES[str(layout)], gain_ms))
-        # Tables that fit no rank whole come last: the gain of their split has no figure.
+        # Tables that fit no rank whole come last: the gain of their split is unknown.
         return sorted(gains, key=lambda s: (s.gain_ms is None, -(s.gain_ms or 0.0), s.table))
 
     def _whole_ms(self, table: Table) -> float | None:
         """Return the cost of the plan with a table whole, on the rank where that costs least.
 
-        It is None if the table fits no rank whole. Of many ranks, those that are likely to be the
-        cheapest are tried.
+        It is None if the table fits no rank whole. Only ranks that are likely to be the cheapest
+        are tried.
         """
         plan, task, topology = self._plan, self._costed.task, self._costed.task.topology
         whole = Shard.whole(table, 0)
@@ -204,7 +204,7 @@ def _changed_tasks(task: ShardingTask) -> dict[str, ShardingTask]:
 
 
 def _better_cost_ms(costed: CostedTask, cost_ms: float, deadline: float) -> float | None:
-    """Return the predicted cost of the plan that a search finds; None if it is no improvement."""
+    """Return the predicted cost of the plan that a search finds; None without an improvement."""
     clock = Clock(min(deadline, time.perf_counter() + SEARCH_S))
     if clock.is_over:
         return None

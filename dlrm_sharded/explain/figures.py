@@ -18,7 +18,7 @@ from dlrm_sharded.plans.task import ShardingTask
 Floats = NDArray[np.float64]
 
 MAX_TABLES_SHOWN = 8
-"""Largest number of tables with bars of their own."""
+"""Largest number of tables that have their own bars."""
 
 MAX_RANK_TICKS = 16
 """Largest number of ranks for which each rank has a tick and each prediction a bar."""
@@ -82,7 +82,7 @@ def stack_bars(
     *,
     height: float = 0.8,
 ) -> None:
-    """Draw horizontal bars, each of parts end to end; a part has a label and a width by place."""
+    """Draw horizontal bars of parts end to end; each part has a label, and a width in each bar."""
     left = np.zeros(len(places))
     for i, (label, part_widths) in enumerate(zip(labels, widths, strict=True)):
         axes.barh(places, part_widths, height, left=left, label=label, color=f"C{i}")

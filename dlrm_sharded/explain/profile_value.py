@@ -36,7 +36,7 @@ def value_profiles(plan: ShardingPlan, task: ShardingTask, costed: CostedTask) -
 
     Args:
         task: at least one table has no reuse histogram.
-        costed: the same task, as plans of it are predicted.
+        costed: the same task, with the costs by which its plans are predicted.
     """
     unknown = [i for i, table in enumerate(task.tables) if table.reuse_histogram is None]
     costs = [
@@ -66,7 +66,7 @@ def _gain(task: ShardingTask, unknown: list[int], costed: CostedTask) -> float |
 
 
 def _with_skews(task: ShardingTask, skews: dict[int, int]) -> ShardingTask:
-    """Return the task with a histogram of one of `SKEWS`, by its place, for some tables."""
+    """Return the task with histograms of skews for some tables, both given by their indices."""
     histograms = {}
     for place, skew in skews.items():
         table = task.tables[place]

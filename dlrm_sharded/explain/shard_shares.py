@@ -1,4 +1,4 @@
-"""The parts of the shards of a rank in its measured or predicted cost, by their work."""
+"""The shares of a rank's shards in its measured or predicted cost, in proportion to their work."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dlrm_sharded.plans.task import ShardingTask
 
 @dataclass(frozen=True, slots=True)
 class ShardShare:
-    """One shard's part in the work of its rank.
+    """One shard's share in the work and the cost of its rank.
 
     Args:
         cost_ms: the rank's cost, divided among its shards: computation in proportion to columns
             read (columns x ids per sample), communication in proportion to columns of the vectors
-            of a sample; both in proportion to columns where there are none of these; None where the
-            rank's cost is not known.
+            of a sample; either in proportion to columns if these are all 0; None if the rank's cost
+            is not known.
         work: columns read per sample.
     """
 
@@ -32,7 +32,7 @@ class ShardShare:
 def shares_of_rank(
     plan: ShardingPlan, task: ShardingTask, rank: int, cost: PlanCost | None
 ) -> list[ShardShare]:
-    """Return the shards of a rank, the costliest first; without a cost, that with most work."""
+    """Return the shards of a rank, the costliest first, or those with most work without a cost."""
     tables = {table.name: table for table in task.tables}
     on_rank = plan.shards_by_rank()[rank]
     work = [_columns_read(shard, tables[shard.table], plan.world_size) for shard in on_rank]
@@ -66,6 +66,6 @@ def _columns_read(shard: Shard, table: Table, world_size: int) -> float:
 
 
 def _numbers_sent(shard: Shard, table: Table) -> float:
-    """Return the columns of all vectors of a sample; row blocks of sequences have their ids'."""
+    """Return columns times vectors of a sample; row blocks of sequences have only some vectors."""
     share = 1.0 if table.pooled else shard.num_rows / table.num_embeddings
     return shard.num_cols * table.vectors_per_sample * share

@@ -26,7 +26,7 @@ MAX_SHOWN = 8
 
 
 def forecast(report: PlanReport) -> str | None:
-    """Write the predicted cost of a plan and its distance from the optimum; None if not known."""
+    """Write a plan's predicted cost and its gap to the lower bound; None without a prediction."""
     if report.cost is None:
         return None
     text = f"predicted {report.cost.cost_ms:.2f} ms{rounding(report.exchange_precision)}"
@@ -40,7 +40,7 @@ def forecast(report: PlanReport) -> str | None:
 
 
 def plan_lines(plan: ShardingPlan, report: PlanReport, task: ShardingTask) -> list[str]:
-    """Write how a plan was made and what is thought of it, for a log."""
+    """Write how a plan was made and what is known about it, for a log."""
     used = [size / GIB for size in plan.bytes_by_rank(task.topology)]
     kinds = f"{_of_kinds(task)}{_counted(plan.replicated_tables, 'replicated table')}"
     lines = [
@@ -59,7 +59,7 @@ def rounding(precision: ExchangePrecision) -> str:
 
 
 def _of_kinds(task: ShardingTask) -> str:
-    """Write how many tables are sequences, and in how many modules; nothing for bags of one."""
+    """Write the numbers of sequences and of modules; nothing for pooled tables of one module."""
     number = sum(not table.pooled for table in task.tables)
     modules = len({(table.module, table.pooled) for table in task.tables})
     text = f", {number} of them sequence{'s' if number > 1 else ''}" if number else ""
@@ -67,7 +67,7 @@ def _of_kinds(task: ShardingTask) -> str:
 
 
 def _kind(table: Table) -> str:
-    """Write whether a table is a sequence, and its module, behind its name; nothing for neither."""
+    """Write whether a table is a sequence, and its module, to be appended to its name."""
     words = ("" if table.pooled else "sequence", f"of {table.module}" if table.module else "")
     text = " ".join(filter(None, words))
     return f" ({text})" if text else ""
@@ -79,7 +79,7 @@ def _counted(names: Sequence[str], what: str, kind: str = "") -> str:
 
 
 def profile_value_text(value: ProfileValue) -> str:
-    """Write what the plan may cost by the profiles that were assumed, and what they are worth."""
+    """Write what the plan may cost under possible profiles, and what measured ones are worth."""
     text = (
         "depending on the skew of unmeasured accesses, the plan costs "
         f"{value.least_ms:.2f} to {value.most_ms:.2f} ms"
@@ -137,7 +137,7 @@ def _named(cost: ShardCost) -> str:
 
 
 def _splits(diagnosis: Diagnosis) -> list[str]:
-    """Write gains; one is below 0 where the plan would cost less with the table whole."""
+    """Write gains; a gain is below 0 if the plan would cost less with the table whole."""
     if not diagnosis.num_split:
         return ["No table is split."]
     gains = [(f"{s.table} in {s.num_shards} {s.kind}", s.gain_ms) for s in diagnosis.splits]
@@ -160,7 +160,7 @@ def _splits(diagnosis: Diagnosis) -> list[str]:
 
 
 def _alternative(other: Alternative, cost_ms: float, same_task_ms: float | None) -> str:
-    """Write what an alternative costs, and what of its gain another plan has without the change.
+    """Write what an alternative costs, and what it gains over another plan without the change.
 
     Args:
         same_task_ms: cost of another plan of the unchanged task; None if there is none.

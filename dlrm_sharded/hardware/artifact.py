@@ -1,8 +1,8 @@
 """Artifacts: fitted cost models and trained policies, each in one safetensors file.
 
 The header of the file says on what hardware, and from what, the artifact was made. Artifacts are
-searched in the folder that a run names, then in the package. Commands name `calibration/` of the
-working directory, where they write artifacts; Python names none by itself.
+looked up in the folder that a run names, then in the package. Commands name `calibration/` of the
+working directory, where they write artifacts; the Python API names none by itself.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Artifact:
 
     Args:
         meta: kind, hardware, names of features, accuracy on held-out data, and provenance.
-        match: whether it was made on the run's hardware, or why not; None if it was read for no
+        match: whether it was made on the run's hardware, or why not; None if it was read without a
             run.
     """
 
@@ -67,12 +67,12 @@ class Artifact:
 
 
 def artifact_name(kind: str, hardware: str) -> str:
-    """Return the file name without suffix: the name of the kind, and that of the hardware."""
+    """Return the file name without suffix: the names of the kind and of the hardware."""
     return f"{kind}-{re.sub('[^a-z0-9]+', '_', hardware.lower()).strip('_')}"
 
 
 def name_in_folder(folder: Path, kind: Kind, hardware: Hardware) -> str:
-    """Return a name for an artifact whose file replaces none of other hardware with its name."""
+    """Return a file name for an artifact that no artifact of other hardware already has."""
     name, ours = artifact_name(kind.name, hardware.name), hardware.fingerprint
     theirs = None
     with contextlib.suppress(DataError):
@@ -117,7 +117,7 @@ def built_from(artifact: Artifact, kind: Kind) -> Iterator[None]:
     """Report the artifact as damaged if the block cannot build or try what it describes.
 
     Raises:
-        DataError: an array or a field is missing or has a wrong shape, or a result is no number.
+        DataError: an array or a field is missing or has a wrong shape, or a result is not a number.
     """
     try:
         with np.errstate(all="ignore"):
@@ -136,9 +136,9 @@ def find_artifact(
     """Return the path of the artifact that fits best.
 
     That is one of the same hardware, else one with the same fingerprint, else the one of the same
-    type of device whose probe is the closest, else any. Among those of the same hardware, one comes
-    first whose ranks exchanged as those of the run do. Older files, which have no probe, come
-    last; among them, those with the name of the hardware come first.
+    type of device whose probe is the closest, else any. Among those of the same hardware, those
+    whose exchanges were probed between as many ranks come first. Older files, which have no probe,
+    come last; among them, those with the name of the hardware come first.
 
     Args:
         hardware: what the ranks compute on; None for any of the device type.
@@ -192,8 +192,8 @@ def load_artifact(
     """Read a named artifact, or the one that fits the run's hardware; warn if the run differs.
 
     Args:
-        warns: whether to say which one it is, and to warn; measurements of the run's hardware may
-            answer for what differs.
+        warns: whether to log which one it is, and to warn; the caller leaves that out if
+            measurements of the run's hardware make up for what differs.
 
     Raises:
         DataError: it is missing, damaged, or of another kind or other features.
@@ -218,7 +218,7 @@ def load_artifact(
 
 
 def caveats_of(loaded: Artifact, kind: Kind, context: RunContext) -> Iterator[str]:
-    """Yield what to know of an artifact of another device, other hardware or another optimizer.
+    """Yield caveats for an artifact of another device, other hardware or another optimizer.
 
     Without hardware, as for a plan that is made elsewhere, the device and the optimizer are all
     that can differ.
@@ -265,7 +265,7 @@ def _read(path: Path, kind: Kind) -> tuple[Arrays, dict[str, Any]]:
 
 def _contents(path: Path) -> tuple[Arrays, dict[str, Any]]:
     """Return the arrays of a file and the description in its header, which may be empty."""
-    open_regular(path).close()  # safetensors would wait at a pipe
+    open_regular(path).close()  # raises for a pipe, at which safetensors would wait
     with safe_open(path, framework="numpy") as file:
         meta = json.loads((file.metadata() or {}).get(HEADER, "{}"))
         return {key: file.get_tensor(key) for key in file.keys()}, dict(meta)  # noqa: SIM118

@@ -15,12 +15,12 @@ class Kind:
     """A kind of artifact, and the texts of messages about it.
 
     Args:
-        name: beginning of the names of its files.
+        name: prefix of the names of its files.
         noun: what users call such an artifact.
         made_with: command that makes one.
         other_device, other_hardware: consequence for a run on another device or other hardware
             than the artifact's, for which it is a prior, and what to do.
-        other_optimizer: likewise for another optimizer; {optimizer} stands for that of the run.
+        other_optimizer: the same for another optimizer; {optimizer} stands for the run's.
         required: further keys that the header must have.
     """
 
@@ -51,9 +51,11 @@ def cost_model_kind(name: str) -> Kind:
 
 
 def other_device_caveat(hardware: str, device: str, used_on: str) -> str | None:
-    """Return what to know of a cost model of some hardware that is used on ranks of a device type.
+    """Return a caveat for a cost model that is used on ranks of another device type, else None.
 
-    It is None if that is the device type of the hardware.
+    Args:
+        hardware, device: name and device type of the model's hardware.
+        used_on: device type of the ranks.
     """
     if device == used_on:
         return None

@@ -25,9 +25,9 @@ SWITCHES = (
     "MKL_ENABLE_INSTRUCTIONS",
     "ONEDNN_MAX_CPU_ISA",
 )
-"""Environment variables with which these libraries are kept from some of the instruction sets.
+"""Environment variables that keep these libraries from using some of the instruction sets.
 
-torch has ATEN_CPU_CAPABILITY; what it does shows in the capability that torch reports.
+The effect of torch's ATEN_CPU_CAPABILITY shows in the capability that torch reports.
 """
 
 PROC_KEYS = {
@@ -50,7 +50,7 @@ def read_cpu(
     Args:
         threads: number of threads of a rank.
         torch_capability: what `torch.backends.cpu.get_cpu_capability` returns.
-        root: folder that has `proc` and `sys`; files that are missing there mean unknown fields.
+        root: folder that has `proc` and `sys`; fields whose files are missing there are unknown.
     """
     info = _first_processor(_read(root / "proc" / "cpuinfo"))
     flags = info.get("flags") or info.get("Features")
@@ -101,7 +101,7 @@ def _num_cores(limit: Path) -> int:
 
 
 def _read(path: Path) -> str:
-    """Return the text of a file; none if it cannot be read, as in some containers."""
+    """Return the text of a file; "" if it cannot be read, as in some containers."""
     try:
         return path.read_text(errors="replace")
     except OSError:

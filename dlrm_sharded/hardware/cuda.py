@@ -1,4 +1,4 @@
-"""Reads the fingerprint of a GPU: what torch and nvidia-smi say of it."""
+"""Reads the fingerprint of a GPU from torch and nvidia-smi."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read_gpu(device: torch.device) -> GpuFingerprint:
 
 
 def count_nvlinks(status: str) -> int | None:
-    """Return the number of active links in what `nvidia-smi nvlink --status` prints of a GPU."""
+    """Return the number of active links in the output of `nvidia-smi nvlink --status`, or None."""
     return len(re.findall(r"Link \d+: [\d.]+ GB/s", status)) or None
 
 

@@ -30,9 +30,9 @@ from dlrm_sharded.ranks.process import forget_peak_memory, release_freed_memory
 log = logging.getLogger(__name__)
 
 MAX_LOAD_PER_CORE = 3
-"""A probe is kept if at most so many processes a core ran or waited when it was made.
+"""A probe is kept if at most this many processes per core ran or waited when it was made.
 
-One of several threads, which wait for each other, is kept if each process had a core.
+A probe with several threads, which wait for each other, is kept if each process had a core.
 """
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -56,7 +56,7 @@ def context_of_job(rank: Rank, optimizer: str | None) -> RunContext:
 
 
 def local_context(device: torch.device, optimizer: str | None, ranks_per_host: int) -> RunContext:
-    """Return what ranks like this process compute on, for a plan that is made by it alone."""
+    """Return what ranks like this process compute on, for a plan that this process makes alone."""
     return _context(local_hardware(device), device, optimizer, ranks_per_host)
 
 
@@ -68,7 +68,7 @@ def _context(
 
 
 def detect_hardware(rank: Rank) -> Hardware:
-    """Return the hardware of rank 0 and its exchanges; all ranks of the job call it together.
+    """Return the hardware of rank 0 and the job's exchanges; all ranks call it together.
 
     Rank 0 measures its device while the others wait.
     """
@@ -98,7 +98,7 @@ def local_hardware(device: torch.device) -> Hardware:
 
 
 def release_memory(device: torch.device) -> None:
-    """Give back the memory of measurements, so that a run's own peak is what it reports."""
+    """Release the memory of measurements, so that a run reports only its own peak."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
@@ -116,7 +116,7 @@ def read_fingerprint(device: torch.device) -> Fingerprint:
 
 
 def _cached_probe(fingerprint: Fingerprint) -> Probe | None:
-    """Return the probe of this boot; None if there is none, or none that can be read."""
+    """Return the probe of this boot; None if there is none, or if it cannot be read."""
     try:
         fields = read_json_object(_cache_path(fingerprint), noun="probe")
         cached = read_form(fields, _CachedProbe, name="the probe", may_have_others=True)
@@ -128,7 +128,7 @@ def _cached_probe(fingerprint: Fingerprint) -> Probe | None:
 def _kept(hardware: Hardware) -> Hardware:
     """Write the probe to the cache, if it can be written; return the hardware.
 
-    One that was measured under much load is not: the next run measures again.
+    A probe that was measured under heavy load is not written, so the next run measures again.
     """
     fingerprint, probe, boot = hardware.fingerprint, hardware.probe, _boot()
     assert fingerprint is not None
@@ -147,7 +147,7 @@ def _cache_path(fingerprint: Fingerprint) -> Path:
 
 
 def _boot() -> str | None:
-    """Return a name of the time since the machine booted; None if it is not known."""
+    """Return the id of the machine's current boot; None if it is not known."""
     try:
         return BOOT_ID.read_text().strip() or None
     except OSError:

@@ -11,7 +11,7 @@ from typing import Any
 from dlrm_sharded.files.limited import PositiveInt
 
 INFORMATIVE = ("driver", "nccl", "num_gpus")
-"""Fields that do not make other hardware: what they change, the probe shows."""
+"""Fields in which the same hardware may differ; the probe shows what they change."""
 
 
 def field_text(key: str) -> str:

@@ -22,7 +22,7 @@ processes, were at most this far from the best in all but one figure of one prob
 """
 
 EXCHANGE_BOUNDS = {EXCHANGE: 1.9, LATENCY: 2.5}
-"""Likewise for exchanges, in which all ranks must have a core at the same time.
+"""The same for exchanges, in which all ranks must have a core at the same time.
 
 Ten exchanges of 4 ranks there, under a load of 5 to 6, differed by 1.7 and 2.3 at most.
 """
@@ -50,7 +50,7 @@ class Match:
 
     @property
     def is_same(self) -> bool:
-        """Fingerprints and probes are known and agree."""
+        """Whether fingerprints and probes are known and agree."""
         return not self.reasons
 
     @property
@@ -69,15 +69,15 @@ class Match:
 
     @property
     def exchange_factor(self) -> float:
-        """Likewise for exchanges; between other ranks, those in memory count."""
+        """The same for exchanges; by the memory bandwidth if these were not probed alike."""
         return 1 / self.speeds.get(EXCHANGE, self.speeds.get(FIGURES["copy_gb_per_s"], 1.0))
 
 
 def compare(ours: Hardware | None, theirs: Hardware) -> Match:
     """Compare the hardware of a run, if it is known, with that of an artifact.
 
-    What one side does not know does not count. A side without a fingerprint or without a probe is
-    never the same.
+    Fields that one side does not know are ignored. Hardware without a fingerprint or without a
+    probe is never the same.
     """
     if ours is None:
         return Match((UNNAMED,))

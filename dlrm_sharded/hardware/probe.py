@@ -34,7 +34,7 @@ class ExchangeProbe:
 
     @property
     def ranks(self) -> tuple[int, int]:
-        """Number of ranks, of the job and of a host; exchanges of others are not compared."""
+        """Ranks of the job and of a host; only probes with equal numbers are compared."""
         return self.num_ranks, self.ranks_per_host
 
 
@@ -45,8 +45,8 @@ class Probe:
     Args:
         copy_gb_per_s: bytes read and written by a copy that no cache holds.
         gather_gb_per_s: bytes of rows that pooled lookups read at random, beyond all caches.
-        cached_gather_gb_per_s: likewise from rows that the second-level cache holds.
-        load: other work on the host, as processes that ran or waited in the minute before.
+        cached_gather_gb_per_s: the same from rows that the second-level cache holds.
+        load: other work on the host: processes that ran or waited in the minute before, on average.
         exchange: None without a measurement between ranks.
     """
 

@@ -1,4 +1,4 @@
-"""Torch's own defaults for what is planned and measured in a process of a user's."""
+"""Torch's own defaults for what is planned and measured in a user's process."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 
 @contextmanager
 def torch_defaults() -> Iterator[None]:
-    """Compute with torch's defaults in the block; at its end, all is as the process had set it.
+    """Compute with torch's defaults in the block, and restore the user's settings at its end.
 
     A user's default dtype or deterministic mode would change what is measured, and random numbers
     that are drawn here would be missing in the user's training. The precision of fp32 products is
-    left as it is: no probe multiplies matrices.
+    not changed, because no probe multiplies matrices.
     """
     with ExitStack() as stack:
         gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()

@@ -210,15 +210,15 @@ class AutoShardActor(Actor):
 def step_rewards(reward: str, costs: Tensor, table_costs: Tensor, overflown: Tensor) -> Tensor:
     """Return [E, T], the change of the episode's score in each step; their sum is the final score.
 
-    The score `cost` is minus the cost of the slowest rank, divided by a cost that no placement can
-    be below: the mean of the ranks or the most expensive table. The score `balance`, the paper's,
-    is the smallest cost of a rank divided by the largest.
+    The score `cost` is minus the cost of the slowest rank, divided by a cost below which no
+    placement can be: the mean of the ranks or the most expensive table, whichever is larger. The
+    score `balance`, the paper's, is the smallest cost of a rank divided by the largest.
 
     Args:
         reward: one of `REWARDS`.
         costs: [E, T, W], costs of the ranks after each step.
         table_costs: [E, T].
-        overflown: [E]; the last step of such an episode loses 1.
+        overflown: [E], see `Placements`; the last step of such an episode loses 1.
     """
     slowest = costs.amax(dim=2)
     if reward == "balance":
@@ -238,7 +238,8 @@ def v_trace(log_rhos: Tensor, rewards: Tensor, values: Tensor) -> tuple[Tensor, 
     at 1. The value after the last step of an episode is 0.
 
     Args:
-        log_rhos: [E, T], log of the actions' probabilities now over those when they were drawn.
+        log_rhos: [E, T], log of the actions' present probabilities over those of when they were
+            drawn.
         values: [E, T], predicted values of the states before each step.
     """
     rhos = log_rhos.exp().clamp(max=1.0)
@@ -262,7 +263,7 @@ class AutoShardTraining(TrainingMethod[AutoShard]):
     Args:
         rollouts: batches of episodes that are played in each round.
         updates_per_rollout: policy updates on each batch of episodes.
-        tasks_per_rollout, episodes_per_task: make up a batch of episodes.
+        tasks_per_rollout, episodes_per_task: their product is the size of a batch of episodes.
         reward: one of `REWARDS`; "balance" is the paper's.
     """
 

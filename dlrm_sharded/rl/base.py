@@ -8,7 +8,7 @@ from dlrm_sharded.plans.task import ShardingTask
 
 
 class Policy(Protocol):
-    """Places whole tables. It is trained for one hardware, for any number of tables and ranks."""
+    """Places whole tables; trained for one kind of hardware, any number of tables and ranks."""
 
     def place(self, task: ShardingTask, *, num_samples: int, seed: int) -> tuple[int, ...] | None:
         """Return the rank of each table, or None if some table fits no rank.

@@ -199,8 +199,8 @@ class DreamShardTraining(TrainingMethod[DreamShard]):
 
     Args:
         policy_updates: gradient steps of the policy in each round.
-        tasks_per_update, episodes_per_task: make up the episodes of one gradient step of the
-            policy; the mean of a task's episodes is their baseline, so that there must be two.
+        tasks_per_update, episodes_per_task: their product is the number of episodes of one gradient
+            step; the mean of a task's episodes is their baseline, so there must be at least two.
     """
 
     net_class: ClassVar[type[PlacementNet]] = DreamShard

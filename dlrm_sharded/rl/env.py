@@ -1,4 +1,4 @@
-"""The placement environment: tables come one after the other, and each is placed on one rank.
+"""The placement environment: tables come one after another, and each is placed on one rank.
 
 All episodes of a batch take a step together. Sampling and training share one definition of a legal
 action: a rank with enough memory left for the table. If there is none, the rank with the most
@@ -22,7 +22,7 @@ class Actor(ABC):
     """A policy in the course of a batch of episodes; it sums up the tables on each rank.
 
     Args:
-        vectors: [E, T, K], of the tables; the actor has the sums [E, W, K] of each of them.
+        vectors: [E, T, K] each, vectors of the tables; the actor keeps their sums [E, W, K].
     """
 
     def __init__(self, tasks: TaskTensors, *vectors: Tensor) -> None:
@@ -50,8 +50,8 @@ class Placements:
     """Finished episodes.
 
     Args:
-        ranks: [E, T].
-        overflown: [E], whether some table had no legal rank.
+        ranks: [E, T], the rank of each table.
+        overflown: [E], whether some table fitted no rank.
         log_probs: [E, T], log-probabilities with which the ranks were drawn.
         free: [E, T, W], bytes left on the ranks before each step.
     """

@@ -65,7 +65,7 @@ class LearnedPolicy:
 
     @torch.no_grad()
     def place(self, task: ShardingTask, *, num_samples: int, seed: int) -> tuple[int, ...] | None:
-        """Place the tables in descending order of cost or, if they do not fit so, largest first."""
+        """Place the tables in descending order of cost; if they do not fit, the largest first."""
         tensors = TaskTensors.from_tasks([task])
         if self._with_costs is not None:
             costs = RankCosts.from_task(self._with_costs(task))
@@ -103,14 +103,16 @@ def load_policy(
 ) -> LearnedPolicy:
     """Load the policy of a run's hardware, or one of other hardware.
 
-    Such a policy reads the costs of the run's cost model. If there are none, there is a warning.
+    By default, a policy of other hardware reads the costs of the run's cost model. If it has none
+    that a policy can read, there is a warning.
 
     Args:
         method: one of `METHODS`.
         artifact: file of a trained policy; None to look for the one of the hardware.
         with_costs: gives a task the run's costs; None if the run has none that a policy can read.
-        reads_costs: one of `WITH_COSTS`, the value of `sharder.prices`; "auto" if the policy was
-            trained on another device or other hardware, or for another optimizer.
+        reads_costs: one of `WITH_COSTS`, the value of `sharder.prices`; with "auto", the policy
+            reads costs if it was trained on another device or other hardware, or for another
+            optimizer.
 
     Raises:
         ConfigError: there is no such method, or no such choice.

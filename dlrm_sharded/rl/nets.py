@@ -131,7 +131,7 @@ def sums_before_each_step(vectors: Tensor, ranks: Tensor, world_size: int) -> Te
 class PlacementNet(nn.Module, ABC):
     """The networks of one method, as training and sharding use them.
 
-    A training updates its submodules `cost` and `policy`, each by itself.
+    A training updates its submodules `cost` and `policy` separately.
 
     Attributes:
         kind: name of the method.
@@ -160,14 +160,14 @@ class PlacementNet(nn.Module, ABC):
         """Return the policy before the first step of these episodes."""
 
     def positive_table_costs(self, tasks: TaskTensors) -> Tensor:
-        """Return [E, T], `table_costs` limited from below, so that one can divide by them."""
+        """Return [E, T], `table_costs` with a positive lower limit, by which one can divide."""
         costs = self.table_costs(tasks)
         smallest = MIN_RELATIVE_TABLE_COST * costs.abs().mean(dim=1, keepdim=True) + 1e-12
         return torch.maximum(costs, smallest)
 
     @torch.no_grad()
     def scale_and_sort(self, tasks: TaskTensors) -> tuple[TaskTensors, Tensor]:
-        """Return the scaled tasks in descending order of predicted table cost; the order [E, T]."""
+        """Return the scaled tasks, tables in descending order of cost, and that order [E, T]."""
         tasks = self.scaler(tasks)
         if tasks.costs is not None:
             network_costs = self.table_costs(dataclasses.replace(tasks, costs=None))

@@ -26,7 +26,7 @@ from dlrm_sharded.cost.workload import workload_of_tables
 
 @dataclass(frozen=True, slots=True)
 class RankCosts:
-    """What the tables of a task cost a rank on one hardware, in place of a cost network.
+    """What the tables of a task cost a rank on the run's hardware, in place of a cost network.
 
     All episodes are of one task, and differ in the order of its tables.
 
@@ -64,7 +64,7 @@ class RankCosts:
         return cls(compute, own_byte_ms, busiest_byte_ms, vectors.double(), unit_ms)
 
     def select(self, episodes: Tensor) -> RankCosts:
-        """Return the costs in the episodes [N]."""
+        """Return the costs of the episodes with indices [N]."""
         return dataclasses.replace(self, vectors=self.vectors[episodes])
 
     def reorder(self, order: Tensor) -> RankCosts:
@@ -73,9 +73,9 @@ class RankCosts:
         return dataclasses.replace(self, vectors=self.vectors.gather(1, index))
 
     def with_mean(self, costs: Tensor) -> RankCosts:
-        """Return the costs in a unit in which tables cost [1] alone on a rank in the mean.
+        """Return the costs in the unit in which tables, each alone on a rank, cost [1] on average.
 
-        So a policy reads costs of the size that it was trained on, and its plans do not change if
+        So a policy reads costs of the size on which it was trained, and its plans do not change if
         all costs are scaled.
         """
         mean = self.rank_costs(self.vectors, self.vectors).sum(dim=-1).mean(dim=1)

@@ -28,16 +28,16 @@ FEATURE_NAMES = (
 )
 """The features of a table, in the order of their tensor.
 
-Of the papers' reuse bins, the features are the shares of the accesses to rows of a bin or of bins
-of less reuse. The papers count rows, of which the few that are used most have hardly a share.
+The features of reuse bins are cumulative: the share of the accesses to rows of the bin and of all
+bins of less reuse. The papers use shares of rows instead, of which the hottest are hardly any.
 """
 
 WORK_NAMES = ("ids", "id_columns", "pooled_columns", "unique_lines")
-"""The amounts of work per step that a table's cost grows with: ids, columns looked up, columns
+"""The amounts of work per step with which a table's cost grows: ids, columns looked up, columns
 pooled, and cache lines of the rows that are read."""
 
 MIN_POOLING_FACTOR = 0.01
-"""Smaller pooling factors have the feature of this one, so that its logarithm stays finite."""
+"""Smaller pooling factors have the feature of this one, so that the logarithm stays finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,9 @@ class TaskTensors:
     Args:
         features: [E, T, F], see `FEATURE_NAMES`.
         work: [E, T, M], see `WORK_NAMES`.
-        size_bytes: [E, T].
+        size_bytes: [E, T], memory of each table.
         capacity: [E, W], memory of each rank in bytes.
-        costs: those of the hardware to place for; None for the hardware of a policy's training.
+        costs: costs of the hardware to place for; None for the hardware of a policy's training.
     """
 
     features: Tensor
@@ -88,7 +88,7 @@ class TaskTensors:
         return self.select(torch.arange(self.num_episodes).repeat_interleave(times))
 
     def select(self, episodes: Tensor) -> TaskTensors:
-        """Return the tasks of the episodes [N]."""
+        """Return the tasks of the episodes with indices [N]."""
         return TaskTensors(
             features=self.features[episodes],
             work=self.work[episodes],

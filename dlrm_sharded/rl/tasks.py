@@ -1,4 +1,4 @@
-"""Random tasks to train policies on.
+"""Random tasks on which policies are trained.
 
 Letters: E episodes, N tables of all sets, T tables of a task, F features, M terms of work.
 """
@@ -31,7 +31,7 @@ class TableSet:
     """Tables to draw tasks from, with their reuse histograms at one batch size.
 
     Args:
-        accesses: patterns by table; the histograms of tables without one are measured or assumed.
+        accesses: access patterns by table; without a pattern, histograms are measured or assumed.
     """
 
     tables: tuple[Table, ...]
@@ -60,11 +60,11 @@ class TableSet:
 
 
 class DrawnTask(NamedTuple):
-    """A task as numbers in a pool.
+    """A task as indices into a pool.
 
     Attributes:
-        set_index: number of the set within the pool.
-        tables: numbers of the tables within the set, one or more times each.
+        set_index: index of the set in the pool.
+        tables: indices of the tables in the set; a table may be drawn several times.
         memory_bytes: memory of each rank.
     """
 
@@ -80,7 +80,7 @@ class TaskPool:
     Args:
         full: smallest and largest share of all memory that a task's tables take.
         largest: no table takes more than this share of a rank's memory.
-        few_widths: share of the tasks whose tables have one width or two, drawn from their set.
+        few_widths: share of the tasks whose tables have only one or two widths of their set.
     """
 
     sets: tuple[TableSet, ...]
@@ -173,9 +173,12 @@ def training_tasks(
         tables: names of `table_kinds.TABLE_KINDS`, or paths of tasks (*.json) whose tables to use.
         batch_sizes: global batch sizes.
         full, largest, few_widths: see `TaskPool`.
-        varied_accesses: whether half of a kind's tables have patterns of accesses of their own,
-            see `drawn_accesses`; the histograms of the others are assumed.
+        varied_accesses: whether half of a kind's tables have drawn access patterns, see
+            `drawn_accesses`; the histograms of the others are assumed.
         part: which half of a kind's tables to use, see `table_kinds.HALVES`.
+
+    Raises:
+        ConfigError: an argument cannot be used.
     """
     check_count("tasks.num_tables", num_tables, least=1)
     check_count("tasks.world_size", world_size, least=1)
@@ -212,6 +215,6 @@ def _table_set(name: str, half: str, batch_size: int, *, varied_accesses: bool) 
     task = read_task(name)
     if task.batch_size == batch_size:
         return TableSet.from_tables(task.tables, batch_size)
-    # a reuse histogram holds at the batch size at which it was measured only
+    # a reuse histogram holds only at the batch size at which it was measured
     unmeasured = [dataclasses.replace(table, reuse_histogram=None) for table in task.tables]
     return TableSet.from_tables(unmeasured, batch_size)

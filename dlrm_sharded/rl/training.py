@@ -55,7 +55,7 @@ class TrainingMethod(ABC, Generic[Net]):
     Args:
         cost_updates: gradient steps of the cost network.
         cost_batch: measured plans per gradient step.
-        cost_learning_rate, policy_learning_rate: at first; they fall to 0 until the end.
+        cost_learning_rate, policy_learning_rate: initial values; they fall to 0 by the end.
         entropy_weight: weight of the policy's entropy in the loss.
     """
 
@@ -82,7 +82,7 @@ class TrainingMethod(ABC, Generic[Net]):
 
     @abstractmethod
     def measured_ms(self, costs: Sequence[PlanCost]) -> tuple[Tensor, ...]:
-        """Return what the cost network has to predict of E plans, as tensors [E, ...]."""
+        """Return what the cost network has to predict for E plans, as tensors [E, ...]."""
 
     @abstractmethod
     def cost_errors(
@@ -149,7 +149,7 @@ class RoundSchedule:
 class PolicyTraining:
     """Networks in training, with all that was measured for them.
 
-    Their initial weights depend on the seed alone, and torch's global random state is kept.
+    Their initial weights depend on the seed alone, and torch's global random state is unchanged.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class PolicyTraining:
         """Train the networks.
 
         Args:
-            is_trained: the networks are those of a trained policy; their inputs keep their scale.
+            is_trained: whether the networks are those of a trained policy, whose scale is kept.
             checkpoint: file that is written after every round; training resumes from it if it
                 exists.
             settings: JSON that describes the training; a checkpoint with other settings is refused.
@@ -300,7 +300,7 @@ class PolicyTraining:
             torch.save(state, file)
 
     def _restore(self, path: Path, settings: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint; DataError if it is damaged or of another training."""
+        """Resume from a checkpoint; DataError if it is damaged or of another training."""
         try:
             state = torch.load(path, weights_only=True)
         except (RuntimeError, EOFError, OSError, pickle.UnpicklingError):

@@ -34,8 +34,8 @@ class StoppingRule:
     Args:
         clock: its deadline has passed.
         good_ms: the objective is at most this.
-        patience: each walk ends after this many rebuilds in a row without a better plan; the plan
-            then does not depend on the speed of the machine.
+        patience: each walk ends after this many rebuilds in a row, or a multiple for few units (see
+            `Effort`), without a better plan; the plan then does not depend on the machine's speed.
     """
 
     clock: Clock

@@ -27,13 +27,14 @@ class Sharder(Protocol):
 
     `shard` is pure: the same task and seed give the same plan; it uses no device, no process group
     and no global random state, and it does not change the task. A sharder may have a `name`, which
-    reports show; without it they show the name of its class. One whose plans have tables or
-    exchanges in a precision of their own has `table_precision` or `exchange_precision`; the planner
-    puts them into the task, see `in_stated_precision`.
-    A sharder that is made with a `SharderContext` counts as one whose plans depend on the run's
-    cost model, unless it says `uses_costs = False`; any other one does if it says
-    `uses_costs = True`. Reports name the costs that it planned by: `costs` of the sharder, or else
-    those of the run's cost model, if it uses them.
+    reports show; without it they show the name of its class. A sharder that sets the precision of
+    tables or exchanges has `table_precision` or `exchange_precision`; the planner puts them into
+    the task, see `in_stated_precision`.
+
+    The plans of a sharder that is made with a `SharderContext` are assumed to depend on the run's
+    cost model, unless it has `uses_costs = False`; those of any other sharder only if it has
+    `uses_costs = True`. Reports name the costs by which it planned: its `costs`, or else those of
+    the run's cost model, if it uses them.
     """
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
@@ -47,7 +48,7 @@ class Sharder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SharderContext:
-    """What a sharder may need to know of a run.
+    """What a sharder may need to know about a run.
 
     A yaml with `_partial_: true` names a class or function whose first argument is this context;
     the keys of the yaml are its other arguments.
@@ -60,7 +61,7 @@ class SharderContext:
     cost_model: CostModel | None = None
 
     def costs_for(self, sharder: str) -> WithCosts:
-        """Return the function that gives a sharder its tasks with their costs.
+        """Return the function that gives the tasks of a sharder their costs.
 
         Raises:
             ConfigError: the run has no additive cost model, which the sharder needs.
@@ -73,7 +74,7 @@ class SharderContext:
         return functools.partial(_costed, self.cost_model)
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
-        """Predict a plan, which has the task's precision unless it has one of its own.
+        """Predict a plan, with exchanges in the task's precision unless the plan sets its own.
 
         Raises:
             ConfigError: the run has no cost model.
@@ -90,7 +91,7 @@ def _costed(model: AdditiveCostModel, task: ShardingTask) -> CostedTask:
 
 
 def in_stated_precision(sharder: Sharder, task: ShardingTask) -> ShardingTask:
-    """Return the task in the precisions that a sharder states, and else in its own."""
+    """Return the task with the precisions that a sharder sets in place of the task's own."""
     exchange = getattr(sharder, "exchange_precision", None)
     if exchange is not None:
         task = dataclasses.replace(task, exchange_precision=exchange)

@@ -116,7 +116,7 @@ class ShardShapes:
         )
 
     def are_wide_for(self, task: ShardingTask) -> bool:
-        """Return whether two of the widest shards that cannot be halved exceed a rank's mean."""
+        """Return whether two of the widest unsplittable shards exceed a rank's mean columns."""
         widest = max(
             cols for shape, cols in enumerate(self.num_cols.tolist()) if shape not in self.half
         )
@@ -208,7 +208,7 @@ class GreedyGrid:
 
 
 def _size_bytes(task: ShardingTask, table: int, num_cols: int) -> int:
-    """Return the memory of some columns of a table, given by its number in the task."""
+    """Return the memory of some columns of a table, given by its index in the task."""
     whole = task.tables[table]
     return task.topology.table_bytes(dataclasses.replace(whole, embedding_dim=num_cols))
 
@@ -216,7 +216,7 @@ def _size_bytes(task: ShardingTask, table: int, num_cols: int) -> int:
 def _widths(table: Table, topology: Topology) -> Iterator[int]:
     """Yield a table's columns, half of them, a quarter, ..., as long as they are multiples of 4.
 
-    Where columns may not be split, all columns are the only width.
+    If the columns may not be split, all columns are the only width.
     """
     num_cols = table.embedding_dim
     yield num_cols

@@ -3,8 +3,8 @@
 Tables are placed in descending order of a weight. Each goes to the rank with the lowest load among
 those with enough free memory (NeuroShard, arXiv:2305.01868, sec. 4); a rank's load is the sum of
 its tables' weights, and ties go to the rank with the least memory in use. `random` takes any rank
-with enough free memory. Differs from the paper: where that order runs out of memory, the placement
-is repaired by placing large tables first, instead of overflowing a rank.
+with enough free memory. Differs from the paper: if that order runs out of memory, the placement is
+repaired by placing large tables first, instead of overflowing a rank.
 """
 
 from __future__ import annotations
@@ -139,9 +139,9 @@ def _place(
 ) -> ShardingPlan:
     """Place tables in the given order if memory allows, else with ever more large tables first.
 
-    The 1, 2, 4, ... largest tables come first and the rest keep their order. Where that fails too,
-    all tables are packed by size: by the ranking, into the rank with the most free memory, into the
-    tightest one, and into the first one that fits.
+    The 1, 2, 4, ... largest tables come first and the rest keep their order. If that fails too, all
+    tables are packed by size: by the ranking, into the rank with the most free memory, into the
+    tightest rank, and into the first rank that fits.
     """
     if reason := why_too_wide(task, splits=False):
         raise InfeasibleTaskError(reason)

@@ -6,16 +6,16 @@ form the next beam, and the best node of all steps becomes the plan. The inner s
 `greedy_grid`, places the shards of a node.
 
 Weaknesses of the published search are kept: a node without a placement has infinite cost, and if
-all nodes have, the first ones form the beam; there is no repair, there are at most 10 splits, each
-in halves, and no row blocks; nodes that differ only in the order of splits fill the beam.
+all nodes are such, the first ones form the beam; there is no repair, there are at most 10 splits,
+each in halves, and no row blocks; nodes that differ only in the order of splits fill the beam.
 
 Differs: a learned cost model may replace the published nets; optimizer state counts as memory;
 shards of equal cost are placed in the order of their tables; shards that are too wide for a lookup
 are not placed. Shards of a table that meet on a rank become one shard of the plan, or shards of
-equal widths if one would be too wide, as TorchRec trains no different widths there, although the
-search predicts them one by one. Narrow tables on many ranks have plans: where the mean columns of a
-rank are less than two of the widest shards that cannot be halved, and the limits leave no plan, as
-for 4 columns on 8 ranks, the search runs once more without limits, and ranks may stay empty.
+equal widths if one would be too wide, because TorchRec trains no different widths there; the search
+still predicts them one by one. Narrow tables on many ranks have plans: if the mean columns of a
+rank are fewer than two of the widest shards that cannot be halved have, and the limits leave no
+plan, as for 4 columns on 8 ranks, the search runs again without limits, and ranks may stay empty.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class NeuroShardSharder:
     """Plans with the search of the paper; the defaults are the paper's.
 
     Args:
-        nets: the published networks, by which it searches; None for the run's cost model.
+        nets: the published networks, with whose costs it searches; None for the run's cost model.
         beam_width: number of nodes that are kept in every step.
         num_candidates: number of largest shards, and of most costly ones, that are tried for a
             split.
@@ -86,7 +86,7 @@ class NeuroShardSharder:
 
     def __post_init__(self) -> None:
         if self.nets is None:
-            self.context.costs_for(NAME)  # which refuses a run without unit costs
+            self.context.costs_for(NAME)  # raises if the run has no additive cost model
         check_count("sharder.beam_width", self.beam_width, least=1)
         check_count("sharder.num_candidates", self.num_candidates, least=1)
         check_count("sharder.num_limits", self.num_limits, least=1, most=1000)
@@ -99,7 +99,7 @@ class NeuroShardSharder:
 
     @property
     def costs(self) -> str:
-        """Name of the costs that it searches by."""
+        """Name of the costs with which it searches."""
         model = self.nets or self.context.cost_model
         assert model is not None
         return costs_name(model)
@@ -149,15 +149,15 @@ def published_sharder(
 
     Args:
         costs: "neuroshard" for the published networks, "learned" for the run's cost model; None for
-            the cost model, or for the networks where these are the run's cost model.
+            the networks if they are the run's cost model, else for the cost model.
         options: the other arguments of `NeuroShardSharder`.
     """
     if costs not in (None, *COSTS):
         raise ConfigError(f"sharder.costs is {costs!r}; known: {', '.join(COSTS)}")
     _say_what_it_is()
     model = context.cost_model
-    is_of_nets = model is not None and costs_name(model) == PUBLISHED
-    if costs == LEARNED or (costs is None and not is_of_nets):
+    has_nets = model is not None and costs_name(model) == PUBLISHED
+    if costs == LEARNED or (costs is None and not has_nets):
         return NeuroShardSharder(context, **options)
     from dlrm_sharded.cost.published_nets import NeuroShardCostModel, neuroshard_cost_model  # torch
 
@@ -167,7 +167,7 @@ def published_sharder(
 
 @functools.cache
 def _say_what_it_is() -> None:
-    """Log, once in a process, that the name belonged to our search in 0.2."""
+    """Log, once in a process, that the name belonged to this project's own search in 0.2."""
     log.info("since 0.3, sharder=neuroshard is the published method; 0.2's is sharder=search")
 
 

@@ -1,4 +1,4 @@
-"""A sharder that reads an existing plan, from `dlrm-plan`, an earlier run, or your own hand."""
+"""A sharder that reads an existing plan: from `dlrm-plan`, an earlier run, or written by hand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dlrm_sharded.plans.validation import validate
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanFileSharder:
-    """Returns the plan of a plan.json, if it is one for the task."""
+    """Returns the plan of a plan.json, if it is valid for the task."""
 
     name: ClassVar[str] = "plan_file"
 

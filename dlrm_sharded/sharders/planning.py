@@ -55,9 +55,9 @@ class Planner:
     Args:
         cost_model: predicts the cost of plans; None for no prediction.
         diagnose: explains the prediction; None for no explanation.
-        value_profiles: says what measured profiles would be worth where tables have none; None for
-            no such figures.
-        exchange_precision: precision of plans whose sharder states none.
+        value_profiles: says what it would be worth to measure missing profiles; None for no such
+            figures.
+        exchange_precision: precision of exchanges in plans whose sharder sets none.
         options: the sharder's node of the config, for `PlanReport.made_from`; None without a
             config.
         has_context: whether the sharder was made with a `SharderContext`.
@@ -83,7 +83,7 @@ class Planner:
 
     @property
     def costs(self) -> str | None:
-        """Name of the costs that the sharder plans by; None for none."""
+        """Name of the costs by which the sharder plans; None for none."""
         stated: str | None = getattr(self.sharder, "costs", None)
         if stated is not None or not self.uses_costs or self.cost_model is None:
             return stated
@@ -94,7 +94,7 @@ class Planner:
 
         Raises:
             ShardingError: there is no plan, or the sharder's plan cannot be trained.
-            ConfigError: the sharder does not return a plan.
+            ConfigError: the sharder does not return a plan, or the cost model fails.
         """
         given = self._in_precision(task)
         task = with_assumed_profiles(self.cost_model, given)
@@ -123,7 +123,7 @@ class Planner:
         return self._reported(plan, given, with_assumed_profiles(self.cost_model, given), solve_s)
 
     def _in_precision(self, task: ShardingTask) -> ShardingTask:
-        """Return the task in the precisions of the run, or of the sharder if it has its own."""
+        """Return the task in the planner's precisions, or in the sharder's if it sets its own."""
         task = dataclasses.replace(task, exchange_precision=self.exchange_precision)
         return in_stated_precision(self.sharder, task)
 
@@ -149,7 +149,7 @@ class Planner:
             cost = predict_plan(model, plan, task)
             cost = with_expected_excess(cost, provenance.rank_error if provenance else None)
         if costed is not None:
-            # A bound of times that do not hold here would read as one of the real times.
+            # A bound on times that do not hold here would read as a bound on the real times.
             bound_ms = None if caveat else lower_bound_ms(costed)
             diagnosis = self.diagnose(plan, costed) if self.diagnose else None
             if self.value_profiles and given != task:
@@ -182,8 +182,9 @@ class PlannerFactory:
     """Makes planners for ranks, once it is known what they compute on.
 
     Args:
-        sharder: a sharder, or what makes one of a `SharderContext`.
-        cost_model: a cost model, what makes one of a `RunContext`, or None for no prediction.
+        sharder: a sharder, or a partial call that makes one from a `SharderContext`.
+        cost_model: a cost model, a partial call that makes one from a `RunContext`, or None for no
+            prediction.
         diagnose, value_profiles, exchange_precision, options: see `Planner`.
     """
 
@@ -198,15 +199,15 @@ class PlannerFactory:
         """Return the planner for ranks.
 
         Args:
-            cost_model: of other planners, for these ranks; None to make one.
+            cost_model: cost model that other planners use for these ranks; None to make one.
 
         Raises:
-            ConfigError: the sharder or the cost model cannot be made, or is none.
+            ConfigError: the sharder or the cost model cannot be made, or lacks its method.
         """
         model = cost_model or _made("cost_model", self.cost_model, context, method="predict")
-        of_sharder = SharderContext(context, model)
+        sharder_context = SharderContext(context, model)
         return Planner(
-            sharder=_made("sharder", self.sharder, of_sharder, method="shard"),
+            sharder=_made("sharder", self.sharder, sharder_context, method="shard"),
             cost_model=model,
             diagnose=self.diagnose,
             value_profiles=self.value_profiles,
@@ -217,7 +218,7 @@ class PlannerFactory:
 
 
 def planners_for(context: RunContext, factories: Iterable[PlannerFactory]) -> list[Planner]:
-    """Return a planner of each factory; they share the cost model of the first."""
+    """Return a planner from each factory; they share the cost model of the first."""
     planners: list[Planner] = []
     for factory in factories:
         shared = planners[0].cost_model if planners else None
@@ -226,7 +227,7 @@ def planners_for(context: RunContext, factories: Iterable[PlannerFactory]) -> li
 
 
 def _made(group: str, given: Any, context: RunContext | SharderContext, *, method: str) -> Any:
-    """Return a group's object, which a partial call makes of the context."""
+    """Return the object of a config group, which a partial call makes from the context."""
     if isinstance(given, functools.partial):
         try:
             given = given(context)
@@ -239,12 +240,12 @@ def _made(group: str, given: Any, context: RunContext | SharderContext, *, metho
 
 @functools.cache
 def _software() -> tuple[str | None, dict[str, str]]:
-    """Return commit and versions, which a process asks for once."""
+    """Return commit and versions, which are looked up once in a process."""
     return commit(), versions()
 
 
 def _warn_about_assumed_profiles(task: ShardingTask, model: CostModel | None) -> None:
-    """Say what is assumed of tables without an access profile, where costs depend on it."""
+    """Say what is assumed about tables without an access profile, if there is a cost model."""
     if model is None:
         return
     if is_additive(model):

@@ -27,7 +27,7 @@ class PolicySharder:
     Args:
         num_samples: number of placements to sample besides the most probable one.
         split: whether tables may be split, see `splitting.splittings`.
-        cost_model: says which access profiles tables have that have none.
+        cost_model: assumes access profiles for tables that have none.
     """
 
     policy: Policy
@@ -69,10 +69,10 @@ class PolicySharder:
             return None
         if not pieces:
             return splitting.spread(())
-        of_pieces = dataclasses.replace(
+        piece_task = dataclasses.replace(
             splitting.task, tables=pieces, topology=splitting.topology_of_pieces
         )
-        ranks = self.policy.place(of_pieces, num_samples=self.num_samples, seed=self.seed)
+        ranks = self.policy.place(piece_task, num_samples=self.num_samples, seed=self.seed)
         return None if ranks is None else splitting.spread(ranks)
 
     def _not_found(self, task: ShardingTask) -> str:
@@ -98,8 +98,8 @@ def policy_sharder(
     """Build a sharder with the policy that a method trained for some hardware.
 
     Args:
-        prices: one of `rl.learned_policy.WITH_COSTS`, whether the policy reads the run's costs in
-            place of those that its network predicts: `never` as published, `auto` on other
+        prices: one of `rl.learned_policy.WITH_COSTS`, which says whether the policy reads the run's
+            costs in place of those that its network predicts: `never` as published, `auto` on other
             hardware.
         options: arguments of `PolicySharder`.
     """

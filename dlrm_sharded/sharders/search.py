@@ -1,7 +1,7 @@
 """This project's own search for a plan on a cost model, after NeuroShard (arXiv:2305.01868).
 
-An outer search decides what is split, and an inner one places the pieces. Departures from the
-published search, each for one of its faults, which `sharder=neuroshard` keeps:
+An outer search decides what is split, and an inner one places the pieces. Each departure from the
+published search corrects one of its weaknesses, which `sharder=neuroshard` keeps:
 - Columns are cut at any multiple of 4, and rows into the blocks that TorchRec trains.
 - The choice of cuts follows from a lower bound of the cost, not from a beam of ten steps.
 - Placements are improved by swaps, and repaired if memory is short.
@@ -54,13 +54,13 @@ class SearchSharder:
             cost.
         time_budget_s: time after which the whole search returns its best plan; small tasks end
             earlier. None for no limit, so that a plan is the same on a loaded machine.
-        patience: effort in rounds: each part of the search ends after this many rebuilds in a row
-            without a better plan.
-        split_error: share that is added to the computation of a piece of a table when the search
-            decides what to split, so that a split gains more than the cost model is wrong about
-            it; None for 0.05.
-        exchange_precision: precision of exchanges; None for that of the run.
-        table_precision: "fp32" for that of the model's tables, "fp16" for all tables in it.
+        patience: effort in rounds: each part of the search ends after this many rebuilds in a row,
+            or twice as many on small tasks, without a better plan.
+        split_error: share that is added to the computation of a part of a table when the search
+            decides what to split, so that a split gains more than the cost model's error on it;
+            None for 0.05.
+        exchange_precision: precision of exchanges; None for the run's.
+        table_precision: "fp32" to keep the precisions of the task's tables, "fp16" for all in fp16.
     """
 
     name: ClassVar[str] = "search"
@@ -78,7 +78,7 @@ class SearchSharder:
     table_precision: str = "fp32"
 
     def __post_init__(self) -> None:
-        self.context.costs_for(self.name)  # which refuses a run without unit costs
+        self.context.costs_for(self.name)  # raises if the run has no additive cost model
         check_number("sharder.critical_path_share", self.critical_path_share, most=1.0)
         check_count("sharder.seed", self.seed, least=0)
         if self.time_budget_s is not None:
@@ -132,7 +132,7 @@ class SearchSharder:
         return ShardingPlan(problem.world_size, state_shards(state))
 
     def _improved(self, earlier: ShardingPlan, costed: CostedTask, clock: Clock) -> ShardingPlan:
-        """Return an earlier plan after moves within the limits; the same one if it costs less."""
+        """Return an earlier plan after moves within the limits, or unchanged if it costs less."""
         limits, by_table = self.constraints, earlier.shards_by_table()
         # an earlier plan may have any widths and any replicas
         state = State(self._problem(costed, max_widths=ALL_WIDTHS, all_replicas=True))
@@ -166,7 +166,7 @@ def search_sharder(context: SharderContext, **keys: Any) -> SearchSharder:
 
 
 def _stated_precision(value: Any, device: str) -> ExchangePrecision | None:
-    """Return the precision that the key names; None if it names none."""
+    """Return the precision that `sharder.exchange_precision` names; None if it names none."""
     if value is None:
         return None
     try:

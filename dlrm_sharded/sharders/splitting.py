@@ -1,12 +1,12 @@
 """Tables split into pieces, so that a policy that places whole tables can fit all of them.
 
-A piece is a range of a table's columns and is placed like a table of its own. No piece is wider
-than a lookup supports. Rows are split only into even blocks, one on each rank: there is nothing to
-place, and the blocks take their memory first.
+A piece is a range of a table's columns and is placed like a table. No piece is wider than a lookup
+supports. Rows are split only into even blocks, one on each rank: there is nothing to place, and the
+blocks take their memory first.
 
-A piece fits no rank only if every rank has less free memory than the piece needs. So
-wherever the others are placed, a piece fits if it is no larger than all the memory that is free in
-the end, divided by the number of ranks.
+A piece fits no rank only if every rank has less free memory than the piece needs. So wherever the
+other pieces are placed, a piece fits if it is no larger than the mean over ranks of the memory that
+is left once all pieces are placed.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ BY_ROWS = 0
 """Number of column pieces of a table that lies in row blocks on all ranks."""
 
 LARGEST_PIECE = 0.4
-"""Largest piece of the first splitting, as a share of a rank's memory, which then holds two."""
+"""First limit on the size of a piece, as a share of a rank's memory, which then holds two."""
 
 NUM_HALVINGS = 6
-"""How often the largest piece is halved; the last pieces fit ranks that are 99 % full."""
+"""How often that limit is halved; the last pieces fit ranks that are 99 % full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Splitting:
 
     @property
     def free_bytes(self) -> tuple[int, ...]:
-        """Memory of each rank without row blocks; negative where these do not fit."""
+        """Memory of each rank that row blocks leave; negative if these do not fit."""
         topology = self.task.topology
         free = list(topology.rank_memory_bytes)
         for table, num in zip(self.task.tables, self.num_pieces, strict=True):
@@ -94,9 +94,10 @@ class Splitting:
         return RowBlocks(range(self.task.topology.world_size)).shards(table)
 
     def spread(self, ranks: Sequence[int]) -> tuple[int, ...] | None:
-        """Move pieces that are too wide together with others of their table on a rank.
+        """Return the ranks of pieces so that a table's pieces on a rank are not too wide together.
 
-        Each of them moves to the freest rank that it fits; None if there is no such rank.
+        Each piece beyond that width moves to the freest rank with memory for it; None if there is
+        no such rank.
 
         Args:
             ranks: the rank of each of `pieces`.
@@ -153,11 +154,11 @@ def unsplit(task: ShardingTask) -> Splitting:
 
 
 def splittings(task: ShardingTask) -> Iterator[Splitting]:
-    """Yield ever finer splittings, each to be tried where the one before did not fit.
+    """Yield ever finer splittings, each to be tried if the one before did not fit.
 
     The first one splits only the tables that fit no rank or no lookup; the next ones split all
-    tables larger than a limit that shrinks. Rows are split where no rank holds 4 columns of a
-    table, and as the last resort of each limit where 4 columns exceed the limit.
+    tables larger than a limit that shrinks. Rows are split if no rank can hold 4 columns of a
+    table, and as the last resort of each limit, if 4 columns exceed it.
     """
     topology = task.topology
     memory = topology.rank_memory_bytes

@@ -1,4 +1,4 @@
-"""A limit on the time of a search, with a line in the log while the search goes on."""
+"""A limit on the time of a search, with lines in the log while the search goes on."""
 
 from __future__ import annotations
 

@@ -67,8 +67,8 @@ class TorchRecSharder:
             replicas.
         min_partition: smallest width of a column shard; without it TorchRec does not split tables
             of 128 columns or fewer.
-        timeout_s: the planner stops looking for better plans after this time, which includes the
-            estimation of its options; it ends with an error if it has no plan by then.
+        timeout_s: time after which the planner stops looking for better plans, the estimation of
+            its options included; it is an error if there is no plan by then.
     """
 
     name: ClassVar[str] = "torchrec"
@@ -130,8 +130,8 @@ class TorchRecSharder:
             warnings.simplefilter("ignore")  # about TorchRec's own defaults
             torchrec_plan = self._planner(task, search).plan(_model(task.tables), sharders)
         module_plan: dict[str, ParameterSharding] = {}
-        for of_module in torchrec_plan.plan.values():
-            module_plan |= cast(dict[str, ParameterSharding], of_module)
+        for parameters in torchrec_plan.plan.values():
+            module_plan |= cast(dict[str, ParameterSharding], parameters)
         world_size = task.topology.world_size
         return ShardingPlan(world_size, from_torchrec(module_plan, task.tables, world_size))
 
@@ -192,14 +192,14 @@ class _TableStorage(ShardEstimator):
 
 
 class _RowWiseOnCpus(EmbeddingBagCollectionSharder):
-    """Offers the same sharding types on CPUs as on GPUs, where all of them train, too."""
+    """Offers the same sharding types on CPUs as on GPUs, because all of them train there, too."""
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         return super().sharding_types("cuda")
 
 
 def _model(tables: Sequence[Table]) -> nn.Module:
-    """Return the tables as modules of TorchRec, which knows collections to be unpooled."""
+    """Return the tables as TorchRec modules, sequences as `EmbeddingCollection`s."""
     device, bags = torch.device("meta"), [table for table in tables if table.pooled]
     modules: dict[str, nn.Module] = {}
     if bags:
@@ -208,14 +208,14 @@ def _model(tables: Sequence[Table]) -> nn.Module:
         return modules["bags"]
     names = dict.fromkeys(table.module for table in tables if not table.pooled)
     for i, name in enumerate(names):  # a name may have dots, which those of submodules must not
-        of_module = [table for table in tables if table.module == name and not table.pooled]
-        configs = sequence_configs(of_module)
+        members = [table for table in tables if table.module == name and not table.pooled]
+        configs = sequence_configs(members)
         modules[f"sequences{i}"] = EmbeddingCollection(tables=configs, device=device)
     return nn.ModuleDict(modules)
 
 
 def _sharding_types(table: Table, topology: Topology, *, replicate: bool = False) -> list[str]:
-    """Return the types that FBGEMM can train: without whole tables where these are too wide."""
+    """Return the types that FBGEMM can train: not table-wise if the whole table is too wide."""
     split_types = SPLIT_COLUMN_TYPES if "columns" in trained_layouts(table, topology) else []
     if table.embedding_dim > topology.max_shard_columns:
         return split_types
@@ -233,8 +233,8 @@ def _torchrec_topology(topology: Topology, memory: str) -> TorchRecTopology:
     """Return TorchRec's topology with all known figures; its bandwidths are in bytes per ms.
 
     Args:
-        memory: "hbm" or "ddr", as which the memory of ranks counts; TorchRec's dynamic programming
-            and its balancing of memory know the former only.
+        memory: "hbm" or "ddr", the kind as which the memory of ranks counts; TorchRec's dynamic
+            programming and its balancing of memory support only "hbm".
     """
     known: dict[str, Any] = {}
     if topology.intra_host_bytes_per_s is not None:

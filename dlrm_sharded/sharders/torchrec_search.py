@@ -35,8 +35,8 @@ class TimedSearch:
         """Return the proposers that TorchRec's planner has by default, in the box.
 
         Args:
-            dynamic_programming: whether another one follows, which minimizes the sum of the costs
-                of all tables for many limits on their memory.
+            dynamic_programming: whether to add the proposer that minimizes the sum of all tables'
+                costs for many limits on their memory.
         """
         proposers: list[Proposer] = [
             GridSearchProposer(),

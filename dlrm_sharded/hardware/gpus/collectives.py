@@ -1,10 +1,10 @@
 """Times of collectives among the GPUs of one host: tables, and curves for GPUs without a table.
 
-A GPU that nobody measured takes the curves of measured ones, with NVLink those of NVLink. Such a
-curve gives the time by the bytes over the nominal bandwidth of the links, so that latencies stay
-and the other times scale. Of several measured GPUs, the geometric mean counts, in which a weight
-falls with the distance of the bandwidths: see `DISTANCE_WEIGHT`. With PCIe, the host decides more
-than the GPU does: see `HostCollectives`.
+A GPU that nobody measured takes the curves of measured ones; with NVLink, only curves of GPUs with
+NVLink. Such a curve gives the time by the bytes over the nominal bandwidth of the links, so that
+latencies stay and the other times scale. Of several measured GPUs, the geometric mean counts, with
+weights that fall with the distance of the bandwidths: see `DISTANCE_WEIGHT`. With PCIe, the host
+decides more than the GPU does: see `HostCollectives`.
 
 Letters: P sizes of a curve.
 """
@@ -26,7 +26,7 @@ from dlrm_sharded.hardware.gpus.gpu_specs import GpuSpec, gpu_specs
 COLLECTIVES = ("alltoall", "reduce_scatter", "all_gather")
 
 DISTANCE_WEIGHT = 2.0
-"""A measured GPU weighs exp(-DISTANCE_WEIGHT) times as much for each factor 2 of bandwidth.
+"""A measured GPU weighs exp(-DISTANCE_WEIGHT) times as much per factor of 2 between bandwidths.
 
 Of 0.5, 1, 2, 3, 4 and 8, this has the smallest mean errors for left-out GPUs that stay within
 15 % from 8 MiB up and within 30 % below for every GPU with NVLink.
@@ -42,14 +42,14 @@ class Curve:
 
     Args:
         sent_bytes: [P], bytes that a rank sends to all other ranks together, ascending.
-        ms: [P].
+        ms: [P], times of these sizes.
     """
 
     sent_bytes: Floats
     ms: Floats
 
     def time_ms(self, sent_bytes: float) -> float:
-        """Interpolate logarithms of times; below all sizes constant, above them linear."""
+        """Interpolate times on log scales; they are constant below all sizes and linear above."""
         if sent_bytes <= self.sent_bytes[-1]:
             logs = np.log(max(sent_bytes, 1.0)), np.log(self.sent_bytes), np.log(self.ms)
             return math.exp(float(np.interp(*logs)))
@@ -79,7 +79,8 @@ class HostCollectives:
     On PCIe, some hosts pass everything through their memory: the GPUs of the only one that was
     measured, L40S, exchange at a twentieth of their nominal bandwidth. In others, GPUs reach each
     other, as with NVLink. Only a calibration shows which of the two a host is, so the time is the
-    geometric mean of both. MLPerf's steps on 8 L40S and 8 H100 PCIe come out 8 to 12 % too long.
+    geometric mean of both. MLPerf's steps on 8 L40S and 8 H100 PCIe are predicted 8 to 12 % too
+    long.
     """
 
     spec: GpuSpec
@@ -122,14 +123,14 @@ class HostCollectives:
     def _measured_ms(self, collective: str, num_gpus: int, sent_bytes: float) -> float:
         """Return the time for a number of GPUs that was measured.
 
-        It is the mean over classes of `_donors` of the mean time of measured GPUs, scaled to the
+        It is the mean over the classes of `_donors` of the mean times of their GPUs, scaled to the
         links of this one.
         """
         tables = measured_curves()
         own = (self.spec.collectives or "", collective, num_gpus)
         if own in tables and self.spec.link == "nvlink":
             return tables[own].time_ms(sent_bytes)
-        of_classes = []
+        class_means = []
         for donors in self._donors():
             times = []
             for donor in donors:
@@ -138,13 +139,13 @@ class HostCollectives:
                     weight = math.exp(-DISTANCE_WEIGHT * abs(math.log2(ratio)))
                     times.append((curve.time_ms(sent_bytes * ratio), weight))
             if times:
-                of_classes.append((_geometric_mean(times), 1.0))
-        return _geometric_mean(of_classes)
+                class_means.append((_geometric_mean(times), 1.0))
+        return _geometric_mean(class_means)
 
     def _donors(self) -> list[list[GpuSpec]]:
         """Return one GPU of each measured system, by the class of its links.
 
-        GPUs with NVLink have those of their class alone.
+        A GPU with NVLink has only those of its class.
         """
         by_class: dict[str, dict[str, GpuSpec]] = {"nvlink": {}, "pcie": {}}
         for spec in gpu_specs().values():

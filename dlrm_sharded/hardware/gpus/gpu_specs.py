@@ -22,7 +22,7 @@ STATED_REQUIRED = ("memory_gb_per_s", "link_gb_per_s")
 STATED_OPTIONAL = ("l2_mb", "multiprocessors", "clock_ghz", "adapter_gb_per_s")
 
 LEAST_NVLINK_GB_PER_S = 100.0
-"""Links of GPUs that are at least this fast are NVLink; the fastest PCIe (5.0 x16) has 64 GB/s."""
+"""Stated links that are at least this fast count as NVLink; the fastest PCIe here has 64 GB/s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class GpuSpec:
         link_gb_per_s: nominal bandwidth of a GPU's links, one way.
         adapter_gb_per_s: nominal bandwidth of a GPU's share of the adapters to other hosts.
         memory_gib: size of the device's memory; None if unknown.
-        gpus_of_domain: GPUs that the links connect, such as those of one host.
+        gpus_of_domain: number of GPUs that the links connect, such as those of one host.
         collectives: system in nccl_collectives.csv; None if nobody measured this GPU.
     """
 
@@ -76,10 +76,10 @@ class GpuSpec:
 
     @classmethod
     def stated(cls, figures: Mapping[str, Any], *, key: str) -> GpuSpec:
-        """Return a GPU that no data sheet here has, from figures that a user states.
+        """Return a GPU without a data sheet here, from figures that a user states.
 
         The L2 cache, the multiprocessors and the adapter may be missing; they then have an H100's
-        ratio to the memory bandwidth and to the link, and the clock is an H100's.
+        ratio to the memory bandwidth or to the link. A missing clock is an H100's.
 
         Args:
             key: config key of the figures, for messages.
@@ -121,17 +121,17 @@ def gpu_specs() -> dict[str, GpuSpec]:
 
 
 def gpu_names() -> list[str]:
-    """Return the names of all GPUs that users write: without a variant (h200), and with it."""
+    """Return all names of GPUs that users may write, without a variant (h200) and with it."""
     short = (key.partition("_")[0] for key in gpu_specs())
     usual = (name for name in short if find_gpu_spec(MOST_COMMON.get(name, name)))
     return [*dict.fromkeys(name for name in usual if name not in gpu_specs()), *gpu_specs()]
 
 
 def find_gpu_spec(name: str) -> GpuSpec | None:
-    """Return the GPU with a key or a name of CUDA; None if there is none.
+    """Return the GPU with this key or CUDA name; None if there is none.
 
-    The vendor, punctuation and case do not count. Parts of a divided GPU (MIG) are not found, as
-    they have neither its bandwidth nor its links.
+    The vendor, punctuation and case do not count. Parts of a divided GPU (MIG) are not found,
+    because they have neither its bandwidth nor its links.
     """
     wanted = _normalized(name)
     for spec in gpu_specs().values():
