@@ -202,10 +202,10 @@ KINDS: dict[str, Kind] = {
         lambda: Weighted(bags(), sequences(), processed(), bags(is_weighted=True)),
         batches="weighted",
     ),
-    "managed collisions of bags": Kind(
+    "bags with managed collisions": Kind(
         lambda: Model(managed("bags")), batches="few_ids", compares_tables=False
     ),
-    "managed collisions of sequences": Kind(
+    "sequences with managed collisions": Kind(
         lambda: Model(managed("sequences")), batches="few_ids", compares_tables=False
     ),
     "fused bags": Kind(
