@@ -1,4 +1,4 @@
-"""Says what a machine is, and finds artifacts for it.
+"""Identifies hardware, and finds cost models and policies for it.
 
 Stages are timed in `measuring`.
 

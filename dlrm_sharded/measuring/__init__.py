@@ -1,4 +1,4 @@
-"""Times the stages of a plan, in a job or rank by rank.
+"""Times a plan's stages on all ranks together, or rank by rank.
 
 Which plans are measured is decided in `calibration`.
 """
