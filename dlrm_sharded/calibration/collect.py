@@ -43,10 +43,10 @@ MEASURE = MeasureConfig(iterations=8, warmup=1, num_batches=2, time_budget_s=0.2
 """Length of one measurement."""
 
 MEASURING_SHARE = 0.9
-"""Share of the time in which plans are measured; the rest is for the last one and for the fit."""
+"""Share of the time after which no plan starts; the rest is for the last one and the fit."""
 
 MAX_CORE_WAIT = 0.1
-"""Largest share of the time in which other processes may have had a rank's core."""
+"""Largest share of the time for which other processes may have had a rank's core."""
 
 BAR_FORMAT = "{percentage:3.0f}%|{bar}| {elapsed}{postfix}"
 
@@ -72,10 +72,10 @@ def collect(
     Args:
         note: takes each sample when it is measured; called on rank 0.
         optimizer: fused optimizer of the tables.
-        budget_s: time of all this; at least one plan is measured.
-        tables: those of a run, from which plans are drawn; none for random ones.
+        budget_s: time for the measurements and the fit; at least one plan is measured.
+        tables: tables of a run, from which plans are drawn; none for random ones.
         batch_sizes: global batch sizes; None for those of the device.
-        first: number of the first plan, of which each has one for a seed.
+        first: number of the first plan. What is drawn depends on the seed and on this number.
 
     Returns:
         The load that was seen during the measurements; None if there was little.
@@ -141,8 +141,8 @@ class _Measurer:
     ) -> tuple[Sample, Disturbance]:
         """Measure a plan on the first ranks of the job, which call it together.
 
-        Where ranks share cores, they wait for each other, and on a GPU other work is on the host:
-        nothing is known of other work then.
+        Signs of other work are known only on CPUs, if the ranks have cores of their own: ranks that
+        share cores wait for each other, and a GPU does not wait for other work on the host.
 
         Args:
             rng: draws the ids, and has the same state on all ranks.

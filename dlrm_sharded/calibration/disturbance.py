@@ -34,11 +34,11 @@ class Disturbance:
 
     @property
     def noise(self) -> float:
-        """Return the standard deviation of the logarithm of a time that the other work causes.
+        """Return the standard deviation that other work causes in the logarithm of a time.
 
-        A rank that lacks its core for a share w of the time takes 1 / (1 - w) times as long. The
-        stages may have been hit by all of this or, as medians are taken, by nothing of it; so its
-        logarithm counts as a standard deviation, and so does that of the change.
+        A rank that lacks its core for a share w of the time takes 1 / (1 - w) times as long. All of
+        this may have hit the stages or, because medians are taken, none of it, so its logarithm
+        counts as a standard deviation; so does that of the change.
         """
         lost = min(max(self.core_wait, 0.0), MAX_CORE_WAIT)
         return math.hypot(math.log1p(-lost), math.log(max(self.change, 1.0)))
@@ -55,10 +55,10 @@ class Disturbance:
 
 
 def is_disturbed(noise: float) -> bool:
-    """Return whether a measurement with so much noise from other work counts so little."""
+    """Return whether other work causes so much noise that a measurement counts as disturbed."""
     return reliability(noise) < DISTURBED
 
 
 def reliability(noise: float) -> float:
-    """Return the weight of a time, given the noise of other work on the machine."""
+    """Return the weight of a time, given its noise from other work, see `Disturbance.noise`."""
     return NOISE**2 / (NOISE**2 + noise**2)

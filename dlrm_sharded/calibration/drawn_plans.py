@@ -1,11 +1,11 @@
 """The plans that are drawn and measured, one after another, as long as there is time.
 
 Every third plan is of exchanges between ranks, whose tables are tiny. The others are of lookups, in
-rounds with one plan of each kind. Each kind shows other parts of a time: ranks with few shards
-and many ids of the work for ids, ranks with many small shards of the work for shards, wide and
-narrow ones of rows and columns, tiny ones of launches, row blocks and replicas of their lookups.
-A first run draws them from its own tables; random plans are among them, so that costs also hold for
-other tables, and are all that is drawn without a run's tables.
+rounds with one plan of each kind. Each kind shows other parts of a time: ranks with few shards and
+many ids show the work per id, ranks with many small shards the work per shard, wide and narrow
+shards the work per row and column, tiny ones launches, and row blocks and replicas their lookups.
+A first run draws them from its own tables, and random plans among them, so that costs also hold for
+other tables. Without a run's tables, all plans are random.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
 
 EXCHANGE_EVERY = 3
-"""Of so many successive plans, the last one is of exchanges."""
+"""The last of every `EXCHANGE_EVERY` plans is of exchanges."""
 
 KINDS = ("task", "few", "many", "wide", "narrow", "hot", "uniform", "tiny")
 KINDS_ON_ALL_RANKS = ("row blocks", "replicas")
 GENERAL = "general"
-"""Kinds of plans of a run's tables; those that several ranks have; and random plans."""
+"""Kinds of plans of a run's tables, kinds with tables on all ranks, and random plans."""
 
 OWN_ACCESSES = ("task", "few", "wide")
 """Kinds whose tables have the accesses that were measured on them, if any were."""
@@ -74,7 +74,7 @@ class DrawnPlan:
     tables: tuple[DrawnTable, ...]
 
     def as_plan(self, device: str, ranks_per_host: int) -> tuple[ShardingPlan, ShardingTask]:
-        """Return the plan, and its task, whose tables have the profiles that are expected.
+        """Return the plan, and its task, whose tables have their expected profiles.
 
         Args:
             device: "cpu" or "cuda".
@@ -108,13 +108,13 @@ def draw_plan(
     exchanging: Sequence[int],
     tables: Sequence[Table] = (),
 ) -> DrawnPlan:
-    """Draw the plan of a number.
+    """Draw the plan with a number, which decides its kind.
 
     Args:
-        batch_sizes: global ones, of which one is drawn and rounded to a multiple of the ranks.
-        computing: ranks that measure computation at once.
-        exchanging: numbers of ranks that exchange, in turn; none without exchanges.
-        tables: those of a run, from which most plans are drawn; none for random plans alone.
+        batch_sizes: global batch sizes; one is drawn and rounded down to a multiple of the ranks.
+        computing: number of ranks that measure computation at once.
+        exchanging: numbers of ranks that exchange, in turn; none for no exchanges.
+        tables: tables of a run, from which most plans are drawn; none for random plans only.
     """
     turn, place = divmod(number, EXCHANGE_EVERY)
     is_exchange = bool(exchanging) and place == EXCHANGE_EVERY - 1
@@ -160,7 +160,7 @@ def _of_tables(
                     pooled=table.pooled or replicated,
                 )
             )
-    # all sequences have the width of the first, as they are of one module in a measured plan
+    # all sequences have the width of the first, because they share a module in a measured plan
     width = next((table.num_cols for table in drawn if not table.pooled), None)
     return [
         table if table.pooled or width is None else dataclasses.replace(table, num_cols=width)

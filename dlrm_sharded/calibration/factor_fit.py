@@ -2,11 +2,11 @@
 
 A predicted time is a sum of parts: the work terms of a direction, its launches, and what bytes and
 latencies add to an exchange. The fitted time is the sum of the same parts times factors. The factor
-of a term of work may also rise or fall with the access profile of its shard, as caches, page tables
-and kernels of other hardware weigh rows and repeated ids differently; its logarithm is linear in
-the profile, with a slope for each number of it. What bytes of sequences add to an exchange has a
-factor in addition to those of its parts, and another one for row blocks. Factors and slopes are the
-maximum a posteriori estimate (MAP) under log-normal priors.
+of a term of work may also rise or fall with the access profile of its shard, because caches, page
+tables and kernels of other hardware weigh rows and repeated ids differently; its logarithm is
+linear in the profile, with a slope for each number of it. What bytes of sequences add to an
+exchange has a factor in addition to those of its parts, and another one for row blocks. Factors and
+slopes are the maximum a posteriori estimate (MAP) under log-normal priors.
 
 On an Intel Xeon with AVX-512, whose update of a row takes many times what the packaged cost model
 says, factors alone leave 12.7 % of a held-out rank's backward time open after ten minutes of
@@ -34,7 +34,7 @@ from dlrm_sharded.cost.workload import Floats
 from dlrm_sharded.plans.plan_cost import DIRECTIONS
 
 SHARED_SPREAD = 2.0
-"""Standard deviation of the logarithm of the factor of all parts of a prior's time: e^2 is 7."""
+"""Standard deviation of the log of the factor that all parts share: e^2 is about 7 times."""
 
 PART_SPREAD = 0.35
 """The same for the factor of one part besides the shared one.
@@ -59,7 +59,7 @@ class Factors:
 
     Args:
         slopes: [2, K, C], by how much the logarithm of the factor of a term of work rises with the
-            scaled profile of a shard; None for not at all.
+            scaled profile of a shard; None for zeros.
         exchange_slopes: [1, C] by exchange, see `Observed`; none without.
     """
 
@@ -105,7 +105,7 @@ def fitted_to(observed: Sequence[Mapping[str, Observed]]) -> Factors:
 
 
 def _with_slopes(model: Exchanges, slopes: Mapping[str, Floats]) -> Exchanges:
-    """Return the model in which sequences count for more or less by slopes, see `Factors`."""
+    """Return the model with `sequences` scaled by slopes, see `Factors.exchange_slopes`."""
     none = np.zeros((1, len(OF_SEQUENCES)))
     logs = [slopes.get(kind, none)[0] @ OF_SEQUENCES.T for kind in STEP_EXCHANGES]
     # what puts row blocks in order comes on top of the exchange of whole vectors
@@ -136,7 +136,7 @@ def _weights(observed: Sequence[Observed]) -> Floats:
     """Return [N], the weights of the times of plans.
 
     The ranks of a plan share what disturbs it. So a plan on many ranks says no more than one on
-    the median number of them, and does not outvote all others. A run's plan therefore counts as
+    the median number of them, and does not outvote all others. A run's plan therefore counts like
     one of a first run, and less if other work ran during its measurement.
     """
     nums = np.array([len(of_plan.times_ms) for of_plan in observed])
@@ -152,7 +152,7 @@ def _fit(observed: Observed, weights: Floats) -> tuple[Floats, Floats]:
 
     The loss of a time is quadratic near its prediction and linear far from it (soft L1), so that a
     few absurd times do not decide. The logarithms of a prior's factors have the same loss: hardware
-    of another kind differs in few parts, and in these by much.
+    of another kind differs in few parts, and a lot in these.
 
     Args:
         weights: [N], how much each time counts.

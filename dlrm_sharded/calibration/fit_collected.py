@@ -33,7 +33,7 @@ MIN_PLANS = {"learned": 3, published_nets.KIND: 100}
 """Smallest numbers of plans of computation for a fit, by the kind of the model."""
 
 TEST_SHARE = 0.2
-"""Share of the plans that networks are not trained on, but tested."""
+"""Share of the plans on which networks are tested, not trained."""
 
 
 def fit_learned(samples: Sequence[Sample], context: RunContext, out: Path) -> tuple[Path, Errors]:

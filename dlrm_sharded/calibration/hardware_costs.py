@@ -27,13 +27,13 @@ log = logging.getLogger(__name__)
 AUTO, NEVER = "auto", "never"
 
 FIRST_RUN_S, MAX_S = 20.0, 3600.0
-"""Time in which a first run measures by default, and at most."""
+"""Time for which a first run measures by default, and the longest time that can be set."""
 
 TURN_S = 60.0
 """Time to wait for another job of the sweep that computes its costs."""
 
 Samples = Mapping[str, Sample]
-"""Samples by the names that warnings have for them."""
+"""Samples by the names that warnings use for them."""
 
 
 def hardware_cost_model(
@@ -47,14 +47,14 @@ def hardware_cost_model(
 
     Args:
         artifact: file of the cost model of a run or a calibration (`cost.cost_model_file`), which
-            is taken as it is, or of a prior; None to look for that of the hardware.
+            is used unchanged, or of a prior; None to look for the one of the hardware.
         journal: see `sample_store`.
         gpu: see `learned_cost_model`.
-        snapshot: folder in which the jobs of a sweep share a cost model: the first one on some
-            hardware writes them, the others read them. None for no such folder.
+        snapshot: folder in which the jobs of a sweep share a cost model: the first job on some
+            hardware writes it, the others read it. None for no such folder.
 
     Raises:
-        ConfigError: `gpu` cannot be used, or `journal` is no folder's path.
+        ConfigError: `gpu` cannot be used, or `journal` is not the path of a folder.
         DataError: the artifact is missing or damaged.
     """
     if isinstance(artifact, str) and is_cost_model_file(Path(artifact)):
@@ -78,8 +78,8 @@ def hardware_cost_model(
 def samples_of(context: RunContext, journal: str | None, snapshot: str | None = None) -> Samples:
     """Return what was measured on a run's hardware under its conditions.
 
-    It is in the store, and in the folder of what this job or its sweep has measured, if that is
-    not kept.
+    Samples are in the store, and those that are not kept there in the folders of what this job and
+    its sweep have measured.
     """
     stores = [sample_store(context, journal)]
     if context.started is not None:
@@ -133,7 +133,7 @@ def _provenance(
     error: float,
     rank_error: float | None,
 ) -> CostProvenance:
-    """Return where the costs of a fit are from, and how far they are expected to be off."""
+    """Return where the costs of a fit come from, and how far they are expected to be off."""
     before = prior.provenance or CostProvenance("prior", prior.name)
     num_runs = sum(sample.kind == RUN for sample in samples)
     num_plans, num_disturbed = (
@@ -191,7 +191,7 @@ def budget_in_s(calibrate: object) -> float | None:
 def _name_in_snapshot(
     context: RunContext, artifact: str | None, gpu: Mapping[str, Any] | None, *, is_measured: bool
 ) -> str:
-    """Return a name for the costs of jobs that must share them: alike but for data and sharder."""
+    """Return a name for the costs that jobs share if they differ only in data and sharder."""
     of_run = context.hardware
     hardware = None if of_run is None else of_run.fingerprint or of_run.name
     run = dataclasses.replace(context, hardware=None, started=None)

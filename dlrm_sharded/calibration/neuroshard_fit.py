@@ -51,7 +51,7 @@ def fit_paper(samples: Sequence[Sample], *, seed: int, num_steps: int) -> PaperN
 def _compute_loss(
     nets: PaperNets, workloads: Sequence[Workload], samples: Sequence[Sample]
 ) -> Tensor:
-    """Return [], the error of both directions over all ranks of the plans."""
+    """Return [], the mean squared error of both directions over all ranks of the plans."""
     starts = np.cumsum([0, *(workload.world_size for workload in workloads)])
     rank = np.concatenate([w.rank + start for w, start in zip(workloads, starts, strict=False)])
     features = np.concatenate([table_features(workload) for workload in workloads])

@@ -31,11 +31,11 @@ class Observed:
     """Measured times [N] of one plan, and the parts of what is predicted for them.
 
     Args:
-        parts: [S, P], of shards; for exchanges of a rank's bags, and what sequences add to them.
-        time: [S], the time to which a row of `parts` adds; never falling, and each occurs.
+        parts: [S, P], parts of shards; for exchanges, of a rank's bags and what sequences add.
+        time: [S], index of the time to which a row of `parts` adds; ascending, and each occurs.
         profile: [S, C], scaled, the last number is 1 for sequences; for exchanges `OF_SEQUENCES`.
-        num_terms: the first parts, which have slopes, K of them; 0 for exchanges, in which all
-            parts share one slope, and K is 1.
+        num_terms: number K of the first parts, which have slopes; 0 for exchanges, whose parts all
+            share one slope, so that K is 1.
         times_ms: [N], which may be 0.
         reliability: weight of the times of this plan, see `disturbance`.
     """
@@ -55,7 +55,7 @@ class Observed:
         return found
 
     def sloped(self, parts: Floats) -> Floats:
-        """Return [S, K], what rises with each slope."""
+        """Return [S, K], the parts to which each slope applies."""
         return parts[:, : self.num_terms] if self.num_terms else parts.sum(axis=1, keepdims=True)
 
     def log_ratios(
@@ -67,7 +67,7 @@ class Observed:
         return logs
 
     def where(self, is_kept: NDArray[np.bool_]) -> Observed:
-        """Return the times with `is_kept` [N]."""
+        """Return only the times where `is_kept` [N] is true, with their parts."""
         rows = is_kept[self.time]
         place = np.cumsum(is_kept) - 1
         return dataclasses.replace(

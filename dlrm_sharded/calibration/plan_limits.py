@@ -1,4 +1,4 @@
-"""How large the plans are that are drawn and measured: as large as steps on the device are."""
+"""Limits on drawn plans, which are about as large as training steps on the device."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ and gradients, each before, in and after the exchange."""
 
 @dataclass(frozen=True, slots=True)
 class PlanLimits:
-    """Largest values of one rank.
+    """Upper limits for one rank.
 
     Args:
         table_bytes: memory for the weights of tables.
@@ -70,10 +70,10 @@ CALIBRATION = PlanSizes({"cpu": 2.0, "cuda": 24.0}, {"cpu": 1_500_000, "cuda": 8
 
 
 def plan_limits(rank: Rank, optimizer: str, sizes: PlanSizes) -> PlanLimits:
-    """Return the limits of the ranks of a job, the same on all of them; a collective.
+    """Return the limits of a job's ranks, the same on all of them; they call it together.
 
     Args:
-        optimizer: one of `EMBEDDING_OPTIMIZERS`, whose state takes part of the memory.
+        optimizer: one of `STATE_BYTES`, whose state takes part of the memory.
     """
     free: list[Any] = [None] * rank.world_size
     dist.all_gather_object(free, free_bytes(rank.device, rank.local_world_size))
@@ -133,7 +133,7 @@ def within_limits(
 
 
 def whole_blocks(num_rows: int, world_size: int) -> int:
-    """Round down so that every rank gets a row block, which `row_blocks` does not ensure."""
+    """Round rows to a multiple of the ranks, so that each gets a block: down, but not to 0."""
     return max(num_rows // world_size, 1) * world_size
 
 

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 RECOGNISED_ERROR = 0.3
 """Least error stated for hardware that is recognised, and on which nothing was measured yet: the
-packaged costs were 26 to 33 % off on an AMD EPYC of another family, which they were taken for."""
+packaged costs were 26 to 33 % off on an AMD EPYC of another family that they seemed to fit."""
 
 
 def learned_cost_model(

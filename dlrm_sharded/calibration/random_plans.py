@@ -3,7 +3,7 @@
 Table features are drawn as NeuroShard (arXiv:2305.01868, sec. 3.1) augments its tables, over wider
 ranges: every width that a column split can leave, rows and pooling factors on a log scale, Zipf
 exponents from 0 to beyond those of Criteo and Meta's dlrm_datasets (about 0.9). Real accesses are
-not Zipf-distributed, so a part of the tables has one of the other `access_patterns`.
+not Zipf-distributed, so some of the tables have another of the patterns in `accesses.patterns`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_SHARDS = 100
 """Largest number of column shards on a rank."""
 
 WIDEST = (32, 64, 128, 256, 256, 256, 512, 1024, 2048)
-"""Largest widths of a plan, of which one is drawn: lookups of a GPU depend on the widest table.
+"""Largest widths, of which a plan draws one: lookups of a GPU depend on the widest table.
 Most real tables have at most 256 columns."""
 
 MAX_ROWS = 40_000_000
@@ -39,16 +39,16 @@ REPLICA_BYTES = (1e4, 3e7)
 """Fraction of the plans with replicas, largest number of them, and range of their sizes."""
 
 SEQUENCE_SHARE, SOME_SEQUENCES = 0.2, 0.5
-"""Fraction of the plans with tables of sequences, as that of other layouts; and the fraction of
-these plans' tables that are sequences in every other one, while they all are in the rest."""
+"""Fraction of the plans with sequences, and the fraction of the tables that are sequences in half
+of these plans; in the other half, all are."""
 
 MAX_ROW_WISE = 4
 """Largest number of row-wise tables in a plan of computation."""
 
 EXCHANGE_ROWS, EXCHANGE_WIDEST = 64, 256
 MAX_EXCHANGE_COLS = 4096
-"""Rows and largest width of a table, and largest mean number of columns per rank on one rank, in
-plans of exchanges."""
+"""Rows and largest width of a table, and largest mean number of columns of a rank, in plans of
+exchanges; the latter is divided by the root of the number of ranks."""
 
 
 def draw_computation(
@@ -87,7 +87,7 @@ def draw_computation(
 def draw_communication(
     rng: np.random.Generator, *, world_size: int, batch_size: int, limits: PlanLimits
 ) -> list[DrawnTable]:
-    """Draw tiny tables; their columns range from all on one rank to even over all ranks."""
+    """Draw tiny tables whose columns are anything from all on one rank to even over all ranks."""
     columns = 32 * (MAX_EXCHANGE_COLS / 32) ** rng.random() * world_size**-0.5
     evenness = 10 ** rng.uniform(-0.7, 1.5)
     share = rng.dirichlet(np.full(world_size, evenness))
@@ -112,7 +112,7 @@ def draw_communication(
     tables += _draw_replicas(rng, world_size) if limits.replicas else []
     return within_limits(
         limits,
-        # as many numbers as the bags instead of which there are sequences
+        # sequences have as many numbers as the bags that they replace
         [
             new
             if new.pooled
@@ -127,7 +127,7 @@ def draw_communication(
 def _with_sequences(
     rng: np.random.Generator, tables: list[DrawnTable], widest: int
 ) -> list[DrawnTable]:
-    """Make sequences of some tables, mostly of none; all of one width, as in TorchRec's modules."""
+    """Turn some tables, mostly none, into sequences of one width, as TorchRec's modules need."""
     if rng.random() >= SEQUENCE_SHARE:
         return tables
     share, num_cols = float(rng.choice([SOME_SEQUENCES, 1.0])), _draw_cols(rng, widest)
@@ -140,7 +140,7 @@ def _with_sequences(
 
 
 def _draw_replicas(rng: np.random.Generator, world_size: int) -> list[DrawnTable]:
-    """Draw tables that all ranks have, mostly none; small ones, as others are not replicated."""
+    """Draw replicas, mostly none; only small ones, because larger tables are not replicated."""
     if world_size == 1 or rng.random() >= REPLICA_SHARE:
         return []
     low, high = np.log(REPLICA_BYTES)

@@ -37,14 +37,14 @@ OUTLIER_FACTOR = 3.0
 """A time that is less than this far from what the other samples suggest contradicts nothing."""
 
 OUTLIER_SPREADS = 6.0
-"""Likewise in standard deviations of the other samples, estimated from their median deviation."""
+"""The same in standard deviations of the other samples, estimated by their median deviation."""
 
 NUM_AGREEING, AGREEING_FACTOR = 3, 2.0
-"""Number of samples that agree with each other, to a factor, and are no outliers: the hardware has
+"""As many samples that agree with each other within this factor are not outliers: the hardware has
 changed."""
 
 LEAST_RANKS = 12
-"""Number of ranks below which nothing is said of their errors."""
+"""Number of ranks below which nothing is said about their errors."""
 
 LEVEL = 0.7
 """Least time of a rank relative to the slowest of its plan. Only ranks that draw level decide which
@@ -72,10 +72,10 @@ class SampleFit:
     """A model that was fitted to samples.
 
     Args:
-        error: expected error of a critical path, as a ratio of times from 1: 0.5 is 1.5x.
-        rank_error: see `rank_error`, of predictions of samples that were left out.
-        outliers: samples that the model is not fitted to, and which count in no error.
-        left_out: predictions of the samples that were left out, with these.
+        error: expected relative error of a critical path: 0.5 is a factor of 1.5.
+        rank_error: see `rank_error`, for the predictions in `left_out`.
+        outliers: samples to which the model is not fitted, and which count in no error.
+        left_out: all other samples, each with its prediction by a fit that left it out.
     """
 
     model: LearnedCostModel
@@ -106,7 +106,7 @@ def fit_samples(prior: LearnedCostModel, samples: Sequence[Sample]) -> SampleFit
 def _left_out(
     prior: LearnedCostModel, samples: Sequence[Sample], observed: Sequence[Mapping[str, Observed]]
 ) -> Iterator[tuple[PlanCost, Sample]]:
-    """Yield predictions of all samples, each by a fit that has not seen it; none of a single one.
+    """Yield predictions of all samples, each by a fit that has not seen it; none of a single plan.
 
     Samples of the same plan are in the same part.
     """
@@ -126,7 +126,7 @@ def _left_out(
 
 
 def critical_path_error(predicted: PlanCost, sample: Sample) -> float:
-    """Return how far a critical path is off: one of a half is as far off as one of the double."""
+    """Return how far a critical path is off: half the measured time is as far off as twice it."""
     expected_ms, measured_ms = predicted.critical_path_ms, sample.cost.critical_path_ms
     if expected_ms <= 0 or measured_ms <= 0:
         return 0.0 if expected_ms == measured_ms else math.inf
@@ -203,9 +203,9 @@ def rank_error(pairs: Iterable[tuple[PlanCost, Sample]]) -> float | None:
 
 
 def with_ranges_of(model: LearnedCostModel, samples: Sequence[Sample]) -> LearnedCostModel:
-    """Return a model that was fitted to samples, in whose ranges lies what they have, too.
+    """Return a model whose ranges also cover the samples to which it was fitted.
 
-    Tables of samples of communication are tiny, and no range is theirs.
+    Samples of communication do not count, because their tables are tiny.
     """
     extents = np.array(
         [

@@ -1,4 +1,4 @@
-"""The store of samples of some hardware: plans that were measured on it, and their stages.
+"""The store of samples of some hardware: plans that were measured on it, and their times.
 
 A run appends the plan that it trains, which it measures anyway; a first run and `dlrm-calibrate`
 append what they collect. The file is in the user's cache folder, one for each hardware, and has a
@@ -40,7 +40,7 @@ class Conditions:
         ranks_per_host: ranks of a host, which may share its cores and links; None for samples that
             count for any number of them.
         fbgemm: version of FBGEMM; None if it is not known, and such samples count.
-        threads: threads that a rank computes with; likewise.
+        threads: threads with which a rank computes; None as for `fbgemm`.
     """
 
     optimizer: str
@@ -62,7 +62,7 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class SampleStore:
-    """The file of one hardware; it need not exist.
+    """The file of samples of one kind of hardware; it need not exist.
 
     Args:
         staged: see `LineFile`.
@@ -96,11 +96,11 @@ class SampleStore:
 
         There are at most `MAX_RUNS` runs among them, and `MAX_SAMPLES` in all.
 
-        Those under any conditions count for None.
+        With None, samples under any conditions count.
 
         Their `noise` follows from the signs of other work in their lines. Samples of tables without
         a profile, which earlier versions wrote, are left out, because their lookups are not known.
-        Lines that are no samples are passed over with one warning; the file stays as it is.
+        Lines that are not samples are passed over with one warning; the file is not changed.
         """
 
         num_runs = 0
@@ -130,7 +130,7 @@ def sample_store(
         staged: see `LineFile`.
 
     Raises:
-        ConfigError: it is no path.
+        ConfigError: `journal` is not the path of a folder.
     """
     if journal in (None, "none"):
         return None
@@ -151,7 +151,7 @@ def store_in(
 
 
 def conditions_of(context: RunContext) -> Conditions | None:
-    """Return what samples must share with a run; None for a plan that is made elsewhere."""
+    """Return the conditions of a run; None if its optimizer or its ranks per host are not known."""
     if context.optimizer is None or context.ranks_per_host is None:
         return None
     fingerprint = None if context.hardware is None else context.hardware.fingerprint

@@ -44,10 +44,10 @@ The first-level caches of a large GPU of 2025 deliver 0.04 PB/s together.
 MAX_COUNT = 2**62
 
 MAX_NOISE = 100.0
-"""Limit of a time's noise, at which nothing is known of the time."""
+"""Limit of a time's noise, at which nothing is known about the time."""
 
 HISTOGRAM_SLACK = 0.01
-"""How far the sum of a reuse histogram may be from 1, as its shares are rounded."""
+"""How far the sum of a reuse histogram may be from 1, because its shares are rounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,13 @@ class MeasuredShard:
         pooling_factor: mean ids per sample that reach this shard; for a block of rows or a replica,
             a fraction of its table's.
         reuse_histogram: histogram of the ids that reach this shard, see `Table.reuse_histogram`.
-        row_wise: whether the shard is a block of rows, which has a lookup of its own.
-        accesses: name of the table's access pattern; the only one was "zipf" once.
-        replicated: whether the shard is a replica; there were none once.
-        pooled: see `Table.pooled`; all were once.
-        module: number of the shard's module within its plan, see `Workload.owner`; it was not noted
-            once, so bags were taken for one module, and sequences for another.
-        num_features: see `Table.num_features`; it was not noted once, and one was assumed.
+        row_wise: whether the shard is a block of rows, which has its own lookup.
+        accesses: name of the table's access pattern; older files have only "zipf".
+        replicated: whether the shard is a replica; older files have none.
+        pooled: see `Table.pooled`; older files have only pooled tables.
+        module: number of the shard's module within its plan, see `Workload.owner`; older files lack
+            it, so that bags count as one module, and sequences as another.
+        num_features: see `Table.num_features`; older files lack it, and count as one.
     """
 
     rank: int
@@ -298,6 +298,6 @@ def workload_of_sample(sample: Sample) -> Workload:
         is_half=np.zeros(len(shards), dtype=bool),
         num_features=np.array([float(shard.num_features) for shard in shards]),
         is_sequence=is_sequence,
-        # bags and sequences are never of one module, also where none is noted
+        # bags and sequences are never in one module, even if no module is noted
         owner=2 * np.array([shard.module for shard in shards]) + is_sequence,
     )

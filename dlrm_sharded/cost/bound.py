@@ -183,7 +183,7 @@ class Relaxation:
     ) -> bool:
         """Return whether the loaded host's row blocks exclude all plans within a range (L12).
 
-        Work and volumes on the ranks of this host have weights of their own.
+        Work and volumes on the ranks of this host have their own weights.
         """
         costs = (self._weighed_ms(limit_ms - least_ms, kind, *item) for item in enumerate(allowed))
         costs_ms = np.stack([*costs], axis=1)

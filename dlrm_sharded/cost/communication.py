@@ -77,7 +77,7 @@ class CommunicationModel:
 
     Args:
         exchange: [3, F], weights of `EXCHANGE_TERMS` for each of `EXCHANGES`.
-        reduce: [3, F'], weights of `REDUCE_TERMS`, likewise.
+        reduce: [3, F'], weights of `REDUCE_TERMS` for each of `EXCHANGES`.
         all_reduce: [F'], weights of `REDUCE_TERMS` for the all-reduce of the gradients of replicas,
             which is part of `bwd_comm`; the volume is that of one of its two halves. None for the
             sum of a reduce-scatter and an all-gather, which a ring makes an all-reduce of.

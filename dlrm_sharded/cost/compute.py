@@ -258,7 +258,7 @@ class ComputeModel:
         return times + self.crowding.parts_ms(vectors[:, columns], crowd[:, columns]).sum(axis=2).T
 
     def stand_alone_ms(self, vectors: Floats) -> Floats:
-        """Return [N], both directions of shards of vectors [N, V], each on a rank of its own."""
+        """Return [N], time in both directions of shards of vectors [N, V], each alone on a rank."""
         return self.work_ms(vectors, vectors).sum(axis=1)
 
     def crowding_ms(self, vectors: Floats, crowd: Floats) -> Floats:

@@ -162,7 +162,7 @@ class _StepExchanges:
         first, first_host = slice(0, 1), slice(0, per_host)
         others = slice(1, None) if size > 1 else slice(None)
         # Rank 0 has less than the others, so it is not the busiest, and what they save is the cost
-        # of a byte of any rank. Ranks of its own and of other hosts may differ: the least counts.
+        # of a byte of any rank. Ranks on its own and on other hosts may differ: the least counts.
         any_byte = float(self._slopes(first, -STEP_BYTES)[others].min())
         # Rank 0 has more: it is the busiest rank on the busiest host, and the others wait for it.
         more = self._slopes(first, STEP_BYTES)

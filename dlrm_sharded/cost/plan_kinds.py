@@ -21,7 +21,7 @@ SEQUENCE_ROWS = "sequence_rows"
 """The layout `rows` of tables whose vectors are not pooled, which reduce nothing."""
 
 MOST_LOADED = 4
-"""Largest number of tables whose row blocks on one host get a kind of plans of their own."""
+"""Largest number of tables whose row blocks on one host each get their own kind of plans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class PlanKind:
     Args:
         cuts: the layouts.
         all_to_all_ms: time of the all-to-alls that does not depend on volumes.
-        num_modules: number of modules with lookups and exchanges of their own (L15).
+        num_modules: number of modules, each with its own lookups and exchanges (L15).
         loaded: a table whose row blocks on one host take a rank longer than those of any other
             table; None if it is not known.
 

@@ -26,7 +26,7 @@ from dlrm_sharded.cost.workload import Floats, Workload
 WIDEST_TERMS = ("ids_in_first_warp", "ids_in_next_warps")
 """A rank's ids times the part of a warp that handles a row, and times the number of further warps.
 
-Each has a unit cost of its own, because FBGEMM shares a warp among rows of up to 128 columns, and
+Each has its own unit cost, because FBGEMM shares a warp among rows of up to 128 columns, and
 goes through wider rows in steps.
 """
 

@@ -191,10 +191,10 @@ class Workload:
         # The ranks of a group reduce the pooled vectors of all samples among themselves. If other
         # ranks are left, each then exchanges its part of the vectors with the other groups, as if
         # it were a column shard. Ids reach such groups by the all-to-all; a group of all ranks
-        # has an exchange of ids of its own.
+        # has its own exchange of ids.
         in_all_to_all = (group_size < self.world_size) | (self.world_size == 1)
         in_all_to_all &= ~self.is_replica  # replicas have the samples of their rank to begin with
-        # row blocks of sequences have an all-to-all of their own
+        # row blocks of sequences have their own all-to-all
         owner = 2 * self.owner + (self.group_size > group_size)
         parts = 1 if for_ids else np.maximum(group_size, 1)
         return Exchange(

@@ -33,7 +33,7 @@ EXPECTED = (
 """Messages end with this, because `data` may be any of these."""
 
 MAX_DEPTH = 4
-"""Containers within each other in which the KeyedJaggedTensors of a batch are searched."""
+"""Depth of nested containers in which the KeyedJaggedTensors of a batch are looked for."""
 
 
 def with_measured_accesses(
@@ -46,16 +46,17 @@ def with_measured_accesses(
 ) -> ShardingTask:
     """Return a task with the pooling factors and reuse histograms of some batches.
 
-    It reads as many as have the samples of a global batch, whose accesses repeat each other.
+    It reads batches until they have the samples of a global batch, because the more samples there
+    are, the more often ids repeat.
 
     Args:
-        modules: those of the task's tables.
+        modules: modules that have the task's tables.
         data: batches, or one batch.
-        kjts_of: the batch itself is searched if it is None.
+        kjts_of: returns the KeyedJaggedTensors of a batch; None to look for them in the batch.
         max_batches: limit on the number of batches.
 
     Raises:
-        DataError: `data` is neither, there are no samples, or a feature is in several
+        DataError: no KeyedJaggedTensor is found, there are no samples, a feature is in several
             KeyedJaggedTensors, or ids are below 0 or contradict the lengths.
     """
     started_s = time.perf_counter()
@@ -132,7 +133,7 @@ def _kjts_of_batches(
 def _check_ids(
     module: ModuleTables, kjts: Sequence[KeyedJaggedTensor], where: str, warnings: dict[str, str]
 ) -> None:
-    """Add a warning for each table that lacks ids of a batch, unless ids are remapped.
+    """Add a warning for each table that lacks rows for ids of a batch, unless ids are remapped.
 
     Raises:
         DataError: ids are below 0, or contradict the lengths.
@@ -178,7 +179,7 @@ def _batches(data: Any) -> Iterable[Any]:
 
 
 def _values(kjts: Sequence[KeyedJaggedTensor], feature: str, module: ModuleTables) -> list[Tensor]:
-    """Return the ids of a feature, in the one KeyedJaggedTensor that has it; nothing without."""
+    """Return the ids of a feature from the one KeyedJaggedTensor that has it; [] if none has."""
     having = [kjt for kjt in kjts if feature in set(kjt.keys())]
     if len(having) > 1:
         is_weighted = bool(module.is_weighted)

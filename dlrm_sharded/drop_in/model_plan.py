@@ -36,7 +36,7 @@ class ModelTask:
     optimizer: str | None
 
     def plan(self, planner: Planner) -> tuple[ShardingPlan, PlanReport]:
-        """Return a planner's plan; tables without a choice are placed before its sharder's.
+        """Return a planner's plan; tables without a choice are placed before its sharder plans.
 
         Raises:
             ConfigError, ShardingError: as `Planner.plan`.
@@ -57,7 +57,7 @@ class ModelTask:
     def torchrec_plan(
         self, plan: ShardingPlan, constraints: Mapping[str, ParameterConstraints]
     ) -> TorchRecPlan:
-        """Return TorchRec's form of a plan, with what constraints pass on to it.
+        """Return TorchRec's form of a plan, with the fields that constraints pass on.
 
         Raises:
             InvalidPlanError: a module cannot train its part.

@@ -18,7 +18,7 @@ class ModelReport:
 
     Args:
         plan: where all tables lie, under the names that `task` gives them.
-        details: predicted cost, its distance from the lower bound, and a diagnosis; see there.
+        details: predicted cost, its distance from the lower bound, and a diagnosis, among others.
         files: the files that were written.
     """
 

@@ -68,8 +68,7 @@ class ModuleTables:
     Args:
         title: how messages name the module.
         tables: by the name of their parameter, with the layouts that sharders may choose.
-        types: TorchRec's types under which each parameter may be trained, by the module and by the
-            constraints.
+        types: TorchRec's types that the module and the constraints allow for each parameter.
         averaged: parameters of the tables that pool by the mean.
         features: names of the features that look up a table, by the name of its parameter; without
             those of modules that have no configs of tables.
@@ -126,8 +125,8 @@ class ModuleTables:
     def _check_means(self, types: Mapping[str, str]) -> None:
         """Refuse row blocks of tables that pool by the mean, unless TorchRec takes their mean.
 
-        It adds row blocks up, and then divides the vectors of all tables of the module by the
-        numbers of ids, except those of the features that row blocks pool by the sum.
+        TorchRec adds row blocks up, and then divides the vectors of all tables of the module by the
+        numbers of ids, except for the features of row blocks that pool by the sum.
         """
         in_rows = {name for name, type_name in types.items() if type_name in ROW_TYPES}
         if in_rows.isdisjoint(self.averaged):
@@ -146,5 +145,5 @@ class ModuleTables:
 
 
 def only(types: frozenset[str]) -> str:
-    """Return the clause of messages about types that a table may have."""
+    """Return the clause of messages on the types that a table may have."""
     return f"its constraints and its TorchRec sharder allow only {', '.join(sorted(types))}"

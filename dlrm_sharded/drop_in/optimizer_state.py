@@ -23,7 +23,7 @@ from dlrm_sharded.plans.table_optimizers import STATE_BYTES
 from dlrm_sharded.plans.task import Topology
 
 FUSED_MODULES = (FusedEmbeddingBagCollection, FusedEmbeddingCollection)
-"""TorchRec's modules that have an optimizer of their own."""
+"""TorchRec's modules that have their own optimizer."""
 
 KNOWN_OPTIMIZERS = {
     "sgd": "sgd",
@@ -51,7 +51,7 @@ LARGEST_STATE = (8, 8)
 def with_optimizer_state(topology: Topology, modules: Sequence[ModuleTables]) -> Topology:
     """Return the topology with memory for the state of the tables' fused optimizers.
 
-    Each table counts that of its own, and never less than the topology says.
+    Each table counts its own optimizer's state, and never less than the topology states.
     """
     stated = topology.bytes_per_element - torch.float32.itemsize, topology.optimizer_bytes_per_row
     states = {

@@ -36,7 +36,7 @@ REFUSED = {
 """Fields that have no counterpart here, and why."""
 
 PASSED_ON = ("enforce_hbm", "stochastic_rounding", "bounds_check_mode", "output_dtype")
-"""Fields that TorchRec's planner hands on to the lookups as they are, and so does this one."""
+"""Fields that this planner, like TorchRec's, passes on to the lookups unchanged."""
 
 NONE = ParameterConstraints()
 """The constraints of a table that has none."""
@@ -44,7 +44,7 @@ NONE = ParameterConstraints()
 
 @dataclass(frozen=True, slots=True)
 class ConstrainedTables:
-    """The tables of a model as their constraints and means say.
+    """The tables of a model, as their constraints and pooling factors leave them.
 
     Args:
         fixed: tables that must not lie whole on a rank, by their name.
@@ -64,13 +64,13 @@ def constrained(
     means: Means,
     constraints: Mapping[str, ParameterConstraints],
 ) -> ConstrainedTables:
-    """Return the tables with the layouts and the accesses that constraints leave and state.
+    """Return the tables with the layouts that constraints allow and the accesses that they state.
 
     Args:
-        means: pooling factors, which go before those of the constraints.
+        means: pooling factors, which take precedence over those of the constraints.
 
     Raises:
-        ConfigError: a name is no table's, or a table cannot be planned as it is constrained.
+        ConfigError: a name is not a table's, or a table cannot be planned under its constraints.
     """
     names = {name for found in modules for name in found.tables}
     for argument, given in (("pooling_factors", means), ("constraints", constraints)):
@@ -110,7 +110,7 @@ def passed_on(own: ParameterConstraints | None) -> dict[str, Any]:
 def _check(
     own: ParameterConstraints, where: str, found: ModuleTables, name: str, topology: Topology
 ) -> None:
-    """Refuse constraints that contradict the model or the ranks, or that nothing here can keep."""
+    """Refuse constraints that contradict the model or the ranks, or that cannot be kept here."""
     reasons = {key: why for key, why in REFUSED.items() if getattr(own, key, None)}
     if own.device_group not in (None, topology.compute_device):
         reasons["device_group"] = f"the ranks compute on {topology.compute_device}"
@@ -174,10 +174,10 @@ def _with_lookups(
 ) -> Table:
     """Return a table with the lookups that its constraints and its pooling factor state.
 
-    TorchRec counts ids as the sum over features of batch size, poolings and pooling factor.
+    TorchRec counts ids as the sum over features of batch size x poolings x pooling factor.
 
     Args:
-        mean: goes before the pooling factors of the constraints.
+        mean: takes precedence over the pooling factors of the constraints.
     """
     num_features = table.num_features
     if isinstance(mean, Sequence) and len(mean) not in (1, num_features):

@@ -1,4 +1,4 @@
-"""The costs of the hardware that a model's ranks have, as a run finds them."""
+"""The costs of the hardware of a model's ranks, found as a run finds them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def journal_of_user() -> str:
 
 
 def context_of_topology(topology: Topology, optimizer: str | None) -> RunContext:
-    """Return what the ranks of a topology compute on; other devices than this one are unknown."""
+    """Return what the ranks of a topology compute on; devices of another type are unknown."""
     rank = rank_from_environment()
     if topology.compute_device != rank.device.type:
         return RunContext(

@@ -50,24 +50,24 @@ DEFAULT_LOCAL_BATCH_SIZE = 512
 class ShardedPlanner(TorchRecPlanner):
     """Replaces TorchRec's `EmbeddingShardingPlanner` and plans with any sharder.
 
-    It plans the tables of all modules of a model together. Each table lies only where its module's
-    TorchRec sharder trains it. Tables that train in row blocks alone, as those with managed
-    collisions do, lie in row blocks on all ranks, and the sharder places the others beside them.
+    It plans the tables of all modules of a model together. Each table has a layout that its
+    module's TorchRec sharder trains. Tables that train only in row blocks, such as those with
+    managed collisions, lie in row blocks on all ranks, and the sharder places the others.
 
-    A table with a fused optimizer (`apply_optimizer_in_backward`) would leave it as a replica:
-    TorchRec then trains it by the dense optimizer, if that has its parameter at all. So a table is
+    A replica does not use the fused optimizer of its table (`apply_optimizer_in_backward`):
+    TorchRec trains it with the dense optimizer, if that has its parameter at all. So a table is
     replicated only if its constraint, or its TorchRec sharder, allows nothing but `data_parallel`.
-    Give the dense optimizer the rule and rate of the other tables for it.
+    Give such a table the update rule and learning rate of the others in the dense optimizer.
 
     The attribute `report` is the `ModelReport` of the last plan, whose text is logged; None before.
 
     Args:
         sharder: a name in conf/sharder, or any sharder.
         topology: ranks of the model; by default those of this job, with their free memory.
-            `collective_plan` refuses one of other ranks, hosts or devices than the job's. The
+            `collective_plan` refuses one with other ranks, hosts or devices than the job's. The
             state of optimizers that are fused into the tables counts as memory in either case.
         batch_size: samples of one rank, as in TorchRec; 512 by default.
-        global_batch_size: samples of all ranks together, in the place of `batch_size`.
+        global_batch_size: samples of all ranks together, instead of `batch_size`.
         data: one batch of a rank, or a list or loader of them: KeyedJaggedTensors or anything with
             some inside, from which pooling factors and access profiles are measured: as many as a
             global batch takes. In `collective_plan`, those of rank 0 are read. An iterator loses
@@ -78,11 +78,11 @@ class ShardedPlanner(TorchRecPlanner):
         pooling_factors: mean ids per sample by table name, or a list with one mean for each feature
             of the table; 1 for tables that are missing.
         constraints: TorchRec's, by table name. Each field is kept, or refused by a ConfigError.
-        cost_model: that of the search and of `report`. "auto" is the sharder's own, or else that
-            of this hardware as a run finds it; None for none.
+        cost_model: cost model of the search and of `report`. "auto" is the sharder's own, or else
+            the one of this hardware as a run finds it; None for none.
         calibrate: seconds in which `collective_plan` measures this hardware, once, if the plan
             depends on costs and nothing was measured here; 20 suffice. None measures nothing.
-        plan: plan.json of an earlier plan, which is taken in the place of a new one.
+        plan: plan.json of an earlier plan, which is used instead of a new one.
         output_dir: folder for plan.json and task.json; None writes neither.
         options: keys of the sharder's yaml, such as `time_budget_s=5`, for one that is named.
     """
@@ -145,7 +145,8 @@ class ShardedPlanner(TorchRecPlanner):
 
         Raises:
             ConfigError: there is no such module, or one that cannot be planned.
-            ShardingError: there is no plan, or the module does not train the sharder's.
+            DataError: the accesses in `data` cannot be measured.
+            ShardingError: there is no plan, or a module does not train the sharder's plan.
         """
         task = self._task(module, sharders, self.topology or detect_topology())
         plan, self.report = self._planned(task, self._planner(task))
@@ -164,7 +165,7 @@ class ShardedPlanner(TorchRecPlanner):
             pg: ranks of the model; all ranks of the job if None.
 
         Raises:
-            ConfigError, ShardingError: as `plan`, or the topology is not the job's.
+            ConfigError, DataError, ShardingError: as `plan`, or the topology is not the job's.
         """
         chosen = get_default_sharders() if sharders is None else sharders
         rank = rank_in_group(pg)
@@ -299,7 +300,7 @@ def plan_model(
         options: arguments of `ShardedPlanner`.
 
     Raises:
-        ConfigError, ShardingError: as `ShardedPlanner.plan`.
+        ConfigError, DataError, ShardingError: as `ShardedPlanner.plan`.
     """
     planner = ShardedPlanner(sharder, **options)
     if dist.is_initialized():

@@ -74,7 +74,7 @@ class Bench:
     ) -> MeasuredCost:
         """Measure the tables under a plan; all ranks of the group call it together.
 
-        Tables of bags and of sequences, and those of different modules, are modules of their own.
+        Bags, sequences, and the tables of different modules of the model are separate modules.
 
         Args:
             batches: ids of this rank in the order of the tables' features, used in turn.
@@ -83,8 +83,8 @@ class Bench:
         modules = self.shard(tables, plan, batches, group=group)
         measured = measure_modules(modules, self._config, group=group)
         if self._device.type == "cuda" or any(replicas_of(module.embeddings) for module in modules):
-            # Sharded modules are in reference cycles, and on CUDA they own their tables. Everywhere
-            # they own their replicas.
+            # Sharded modules are in reference cycles. They own their replicas on any device, and
+            # all of their tables on CUDA.
             del modules
             gc.collect()
         return measured
@@ -97,7 +97,7 @@ class Bench:
         *,
         group: dist.ProcessGroup | None = None,
     ) -> list[MeasuredModule]:
-        """Shard the tables by a plan; on a CPU, in the memory of the tables before them.
+        """Shard the tables by a plan; on a CPU, in the memory of the tables sharded before.
 
         Args:
             batches, group: see `measure`.

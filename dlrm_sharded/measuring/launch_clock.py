@@ -24,7 +24,7 @@ CALIBRATION_CYCLES = 2_000_000
 """Cycles of a sleep that measures the device's clock rate, about 1 ms at its highest rate."""
 
 WARM_UP_MS = 75.0
-"""A GPU sleeps for so long before its clock rate counts: an idle one raises it meanwhile."""
+"""A GPU sleeps for this long before its clock rate counts: an idle GPU raises it meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class LaunchClock:
     def adapt(self, queueing_ms: float) -> None:
         """Adapt later sleeps to the longest time that work took to be launched.
 
-        The first call does not count, as work that runs for the first time allocates memory.
+        The first call does not count, because work that runs for the first time allocates memory.
         """
         self._num_adapted += 1
         if self._rate is not None and self._num_adapted > 1:

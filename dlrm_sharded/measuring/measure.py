@@ -68,9 +68,9 @@ class MeasuredCost:
             and for the redistribution of the ids.
         iterations: number of timed iterations.
         launch_ms: median host time to launch each stage, on the slowest rank. It is not part of
-            the cost, as it passes while a GPU computes something else. On a CPU, where nothing is
-            launched, there is none.
-        exposed: stages whose times contain host time on a GPU all the same.
+            the cost, because it passes while a GPU computes something else. On a CPU, where nothing
+            is launched, there is none.
+        exposed: stages whose times on a GPU contain host time nevertheless.
         change: factor between the computation of the first and of the second half of the
             iterations on the median rank, at least 1.
         gpus: see `MachineLoad`.
@@ -128,7 +128,7 @@ def measure_modules(
     before decay.
 
     Args:
-        modules: at least one; with as many batches each.
+        modules: at least one; each with the same number of batches.
         group: ranks that share the modules; None for all ranks of the job.
     """
     device = modules[0].batches[0].device()

@@ -33,6 +33,6 @@ def draw_batch(
         keys=[f"t{i}" for i in range(len(tables))],
         values=torch.from_numpy(np.concatenate(values)),
         lengths=torch.from_numpy(np.concatenate(lengths)),
-        # given here, as those of a dataset are: a GPU would be waited for
+        # given here, as datasets do, so that nobody waits for a GPU to compute them
         length_per_key=[int(length.sum()) for length in lengths],
     )

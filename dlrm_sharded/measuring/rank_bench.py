@@ -203,7 +203,7 @@ def with_measured(predicted: PlanCost, rounds: Sequence[Sequence[StageCost]]) ->
 
 
 def _layout_alone(shard: Shard, ids: TableIds) -> Layout:
-    """Return the layout of a shard in a job of one rank, which has the kernel of its own layout."""
+    """Return the layout in a job of one rank that has the kernel of the shard's own layout."""
     if shard.replicated:
         return Replicas(1)
     return RowBlocks(range(1)) if ids.is_row_block(shard) else ColumnShards()

@@ -41,7 +41,7 @@ class ReplicaStages:
             dist.all_reduce(bucket, group=of.group)
 
     def update(self, looked_up: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """Compute the gradients of the weights, and update the weights as if these were reduced.
+        """Compute the gradients of the weights, and apply them as if they had been reduced.
 
         DDP copies them to its bucket before it reduces them, divided by the number of ranks.
 

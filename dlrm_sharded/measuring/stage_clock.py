@@ -37,7 +37,7 @@ class Iteration:
         self.times_ms[name] = self.times_ms.get(name, 0.0) + time_ms
 
     def add_launched(self, name: str, launched: Launched) -> None:
-        """Add what a stage took that was launched while the device slept."""
+        """Add the times of a stage that was launched while the device slept."""
         [time_ms] = launched.intervals_ms
         self.add(name, time_ms)
         self.launch_ms[name] = self.launch_ms.get(name, 0.0) + launched.launch_ms

@@ -3,7 +3,7 @@
 The cost network predicts the forward computation, communication and backward computation of a rank
 from the sum of its tables' vectors, and the cost of the plan from the largest sums and costs of all
 ranks. For every rank the policy reads the costs that are predicted if the rank takes the table, and
-sums of vectors of its own, and returns a score. Only the data of the cost network is measured on
+sums of its own vectors, and returns a score. Only the data of the cost network is measured on
 hardware; the episodes of the policy are rewarded by what the network predicts (sec. 3.2 and 3.3).
 
 Differences from the published code, because of faults there:

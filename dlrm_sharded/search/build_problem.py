@@ -243,7 +243,7 @@ def _groups_and_blocks(
 ) -> tuple[tuple[RankGroup, ...], tuple[Blocks, ...]]:
     """Return all groups of ranks, and the blocks of each kind.
 
-    Row blocks of sequences are a kind of their own; replicas come last.
+    Row blocks of sequences are a separate kind; replicas come last.
 
     Args:
         replicable: [U], units of which replicas are offered.

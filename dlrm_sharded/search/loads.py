@@ -65,7 +65,7 @@ class LoadWeights:
             volume: [n], bytes exchanged with every other rank.
         """
         share = self.critical_path_share
-        # Bytes of its own take a rank's time; they count for cost and for the critical path.
+        # A rank's own bytes take its time; they count for cost and for the critical path.
         loads = self.exchange_costs.own_byte_ms * volume[:, None] * self.exchange
         loads[:, Load.COST] += (1.0 - share) * compute_ms.sum(axis=1)
         loads[:, Load.COMPUTE] += share * compute_ms

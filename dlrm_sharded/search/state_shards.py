@@ -158,7 +158,7 @@ def _load_columns(state: State, unit: int, shards: Sequence[Shard]) -> bool:
         return False
     for rank, width in widths.items():
         state.set_width(unit, rank, width)
-    # Each shard has optimizer state of its own for its rows; the state counts those of the piece.
+    # Each shard has its own optimizer state per row; the state counted only that of the piece.
     bytes_of_no_columns = topology.shard_bytes(shards[0].table, shards[0].num_rows, 0)
     for shard in shards:
         state.free_bytes[shard.rank] -= bytes_of_no_columns

@@ -52,7 +52,7 @@ class Splitting:
 
     @property
     def pieces(self) -> tuple[Table, ...]:
-        """The pieces to place, as tables with names of their own."""
+        """The pieces to place, as tables with distinct names."""
         return tuple(
             dataclasses.replace(table, name=f"{i}.{j}: {table.name}", embedding_dim=width)
             for i, (table, num) in enumerate(zip(self.task.tables, self.num_pieces, strict=True))
