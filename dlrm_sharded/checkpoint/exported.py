@@ -1,4 +1,4 @@
-"""Scores samples with an exported model by torch alone, where neither TorchRec nor FBGEMM is.
+"""Scores samples with an exported model; it needs torch, but neither TorchRec nor FBGEMM.
 
 Letters: B samples, N ids.
 """
@@ -34,20 +34,20 @@ from dlrm_sharded.plans.tables import Table, tables_by_feature
 
 Ids = tuple[Tensor, Tensor]
 """Ids [N] of a feature in all samples, one sample after the other, and the offsets [B] at which
-those of each sample begin."""
+each sample's ids begin."""
 
 PIECE_ROWS = 8192
 """Largest number of rows whose vectors are in memory at a time."""
 
 
 class ExportedModel:
-    """A model whose tables stay in their files until rows of them are looked up.
+    """A model whose tables stay on disk until their rows are looked up.
 
     Args:
-        tables: in the model's order.
-        weights: [rows, columns] of each table, by name.
-        layers: all but the tables, under the names that they have in a `Dlrm`.
-        encoder: of the training's columns; None if its data had no schema.
+        tables: the tables in the model's order.
+        weights: weights of each table, [rows, columns], by name.
+        layers: all layers except the tables, under their names in a `Dlrm`.
+        encoder: encoder of the training columns; None if the training data had no schema.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class ExportedModel:
         self._encoder = encoder
 
     def __call__(self, columns: Any) -> Tensor:
-        """Return the probabilities [B] that labels are 1, for rows of the columns of the training.
+        """Return the probabilities [B] that labels are 1, for rows with the columns of training.
 
         Args:
             columns: a data frame of polars or pandas, or values by column.
 
         Raises:
-            DataError: a column is missing, or has values that its training refused.
+            DataError: a column is missing, or has values that training would refuse.
         """
         if self._encoder is None:
             raise DataError(
@@ -99,10 +99,10 @@ class ExportedModel:
 
         Args:
             dense: [B, num_dense] fp32.
-            ids: of each feature.
+            ids: ids of each feature, see `Ids`.
 
         Raises:
-            DataError: a feature is missing, or has ids that are no rows of its table.
+            DataError: a feature is missing, or has ids beyond its table's rows.
         """
         if dense.ndim != 2 or dense.shape[1] != self.num_dense:
             raise DataError(f"dense is {[*dense.shape]}, and must be [B, {self.num_dense}]")
@@ -118,7 +118,7 @@ class ExportedModel:
         return torch.sigmoid(logits).squeeze(-1)
 
     def _pooled(self, feature: str, ids: Tensor, offsets: Tensor, table: Table) -> Tensor:
-        """Return [B, columns], the sums of the vectors of each sample's ids."""
+        """Return [B, columns], the sum of the vectors of each sample's ids."""
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < table.num_embeddings:
             raise DataError(
                 f"feature {feature!r} has ids from {int(ids.min()):,} to {int(ids.max()):,}, while "
@@ -131,10 +131,10 @@ class ExportedModel:
 
 
 def load_exported(folder: str | Path) -> ExportedModel:
-    """Read a model that `dlrm-export` has written.
+    """Load a model that `dlrm-export` wrote.
 
     Raises:
-        DataError: the folder has no model.json, or a file of it is damaged.
+        DataError: the folder has no model.json, or one of its files is damaged.
     """
     folder = Path(folder)
     path = folder / MODEL_FILE
@@ -170,7 +170,7 @@ def load_exported(folder: str | Path) -> ExportedModel:
 
 
 def _tensors(encoder: ColumnEncoder, parsed: ParsedRows) -> tuple[Tensor, dict[str, Ids]]:
-    """Return what `predict` takes."""
+    """Return the arguments of `predict`."""
     rows = encoder.encode(parsed)
     ids: dict[str, Ids] = {}
     for name, values in zip(encoder.single, rows.ids, strict=True):
@@ -181,7 +181,7 @@ def _tensors(encoder: ColumnEncoder, parsed: ParsedRows) -> tuple[Tensor, dict[s
 
 
 def _layers(form: ExportedForm, tables: tuple[Table, ...]) -> nn.ModuleDict:
-    """Return all but the tables of a model, without weights."""
+    """Return the layers of a model except the tables, without weights."""
     num_vectors, dim = 1 + len(tables_by_feature(tables)), form.dense_layers[-1]
     interaction: nn.Module
     with torch.device("meta") as meta:

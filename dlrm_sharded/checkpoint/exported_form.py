@@ -1,4 +1,4 @@
-"""The form of model.json, which says how an exported model is built from its weights."""
+"""The format of model.json, which says how to build an exported model from its weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dlrm_sharded.files.limited import Count, PositiveInt, Text
 MODEL_FILE = "model.json"
 DENSE_FILE = "dense.safetensors"
 ENCODER_FOLDER = "encoder"
-"""Names in the folder of an exported model."""
+"""Names of files and folders in the folder of an exported model."""
 
 TableFile = Annotated[str, Meta(pattern=r"\Atable-\d{5,}-of-\d{5,}\.safetensors\Z")]
 Sizes = Annotated[tuple[PositiveInt, ...], Meta(min_length=1)]
@@ -32,15 +32,15 @@ class ExportedTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedForm:
-    """The form of model.json.
+    """The content of model.json.
 
     Args:
         kind: function of `model.dlrm` that builds the model.
         dense_layers, over_layers, num_cross_layers, cross_rank: its arguments.
         num_dense: number of dense features.
-        tables: in the model's order.
+        tables: the tables in the model's order.
         run, step: id of the run, and the number of steps that it had trained.
-        versions: of the packages that have exported the model.
+        versions: versions of the packages that exported the model.
     """
 
     format: Literal[1] = 1

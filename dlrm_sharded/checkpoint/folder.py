@@ -1,4 +1,4 @@
-"""The checkpoints in a run's folder: their names, which are removed, and which are set aside."""
+"""The checkpoints in a run's folder: their names, and which are removed or set aside."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FOLDER_NAME = "checkpoints"
 P = TypeVar("P", bound=Location)
 NAME = re.compile(r"step-(\d{10,})")
 SET_ASIDE = "set-aside-"
-"""Beginning of the names of checkpoints that no run reads, counts or removes."""
+"""Prefix of the names of checkpoints that no run reads, counts or removes."""
 
 
 def checkpoint_path(run_dir: P, step: int) -> P:
@@ -35,7 +35,8 @@ def checkpoint_path(run_dir: P, step: int) -> P:
 def partial_path(final: Location) -> Location:
     """Return the folder in which a checkpoint is written.
 
-    Object stores have no names that change: the manifest, which comes last, makes a checkpoint.
+    In an object store, folders cannot be renamed: there, the manifest, which is written last, makes
+    the final folder a checkpoint.
     """
     return final.with_name(f".{final.name}.partial") if isinstance(final, Path) else final
 
@@ -56,7 +57,7 @@ def is_checkpoint(path: Location) -> bool:
 
 
 def make_partial(final: Location, *, run: str) -> None:
-    """Make the empty folder in which a checkpoint is written, and remove what others have left.
+    """Make the empty folder in which a checkpoint is written, and remove leftovers.
 
     Raises:
         OSError: the disk refuses it.
@@ -75,7 +76,7 @@ def make_partial(final: Location, *, run: str) -> None:
 def publish(final: Location, *, run: str) -> None:
     """Rename a complete folder to its final name, durably.
 
-    A checkpoint of this run that has the name is replaced, anything else that has it is set aside.
+    A checkpoint of this run with that name is replaced; anything else with that name is set aside.
 
     Raises:
         OSError: the disk refuses it.
@@ -97,7 +98,7 @@ def publish(final: Location, *, run: str) -> None:
         if replaced is not None:
             replaced.rename(final)
         raise
-    if replaced is not None:  # only now, as it may be the only checkpoint, and take long
+    if replaced is not None:  # only now: it may be the only checkpoint, and deleting is slow
         with contextlib.suppress(OSError):
             delete(replaced)
     sync_folder(final.parent)
@@ -106,16 +107,18 @@ def publish(final: Location, *, run: str) -> None:
 def keep_newest(
     newest: Location, keep: int, *, run: str, known: set[Location], best_step: int | None = None
 ) -> None:
-    """Remove the checkpoints of a run before its newest ones, but not its best one.
+    """Remove all checkpoints of a run except the newest ones and the best one.
 
-    Only whole ones count. Steps above the newest one are left alone: the run has passed them over,
-    as they were damaged or of another run. So are those of other runs below it.
+    Only complete ones count. Checkpoints of later steps are left alone: the run skipped them
+        because
+    they were damaged or belong to another run. Earlier checkpoints of other runs are left alone,
+    too.
 
     Args:
-        newest: checkpoint that was written last.
-        keep: number of whole checkpoints that stay.
-        known: checkpoints of the run that need no check, as it has written or checked them before.
-        best_step: step of the best one; None for none.
+        newest: the checkpoint that was written last.
+        keep: number of complete checkpoints to keep.
+        known: checkpoints of the run that it has written or checked before, so they need no check.
+        best_step: step of the best checkpoint; None for none.
     """
     num_kept, run_dir = 0, newest.parent.parent
     best = None if best_step is None else checkpoint_path(run_dir, best_step)
@@ -132,7 +135,7 @@ def keep_newest(
                 continue
             if manifest.state.run != run:
                 continue
-            # Checksums would take too long here. They are verified when a run goes on.
+            # Checksums would take too long here. They are verified when a run resumes.
             if has_whole_parts(manifest):
                 known.add(path)
         if num_kept == keep:
@@ -144,7 +147,7 @@ def keep_newest(
 
 
 def set_aside(path: Location) -> None:
-    """Rename a checkpoint that a run has passed over, so that it is none any more, if possible."""
+    """Rename a checkpoint that a run skipped, so that it no longer counts as one, if possible."""
     try:
         _set_aside(path)
     except OSError as error:
@@ -159,7 +162,7 @@ def _is_of(run: str, path: Location) -> bool:
 
 
 def _set_aside(path: Location) -> None:
-    """Rename a checkpoint to a free name that is not that of a checkpoint."""
+    """Rename a checkpoint to an unused name that is not the name of a checkpoint."""
     for number in itertools.count(1):
         suffix = "" if number == 1 else f"-{number}"
         free = path.with_name(f"{SET_ASIDE}{path.name}{suffix}")
@@ -172,7 +175,7 @@ def _set_aside(path: Location) -> None:
 
 
 def remove_partial(run_dir: Location) -> None:
-    """Remove what an interrupted save or removal has left, if possible."""
+    """Remove what an interrupted save or removal left behind, if possible."""
     with contextlib.suppress(OSError):
         for path in _entries(run_dir / FOLDER_NAME):
             if _is_partial(path):
@@ -181,7 +184,7 @@ def remove_partial(run_dir: Location) -> None:
 
 
 def remove(path: Location) -> None:
-    """Remove a checkpoint, if possible; it stops being one at once."""
+    """Remove a checkpoint, if possible; it immediately stops being one."""
     with contextlib.suppress(OSError):
         if isinstance(path, Path):
             hidden = _removed_path(path)
@@ -195,7 +198,7 @@ def _entries(folder: Location) -> Iterable[Location]:
 
 
 def _is_partial(path: Location) -> bool:
-    """Return whether a checkpoint is being written or removed, or has been left so."""
+    """Return whether a checkpoint is partly written or removed."""
     if isinstance(path, Path):
         return path.name.startswith(".step-")
     return NAME.fullmatch(path.name) is not None and not is_checkpoint(path)
@@ -207,9 +210,9 @@ def _removed_path(path: Path) -> Path:
 
 
 def delete(path: Location) -> None:
-    """Delete a folder with all that is in it, or a file, or a link but not what it leads to."""
+    """Delete a folder with its content, a file, or a link (but not its target)."""
     if isinstance(path, RemotePath):
-        (path / FILE_NAME).delete()  # a checkpoint is none any more before it loses a part
+        (path / FILE_NAME).delete()  # it stops being a checkpoint before it loses a part
         path.delete()
     elif path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Finds the checkpoint of a run that is worth using: its best one, or its newest good one."""
+"""Finds the checkpoint of a run to use: its best one, or else its newest usable one."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ log = logging.getLogger(__name__)
 def best_checkpoint(path: Location) -> Manifest:
     """Return the manifest of a checkpoint, or of the best one in a run's folder.
 
-    That is the one that `trainer.keep_best` has kept, or else the newest one. Checkpoints of a run
-    that are not good are skipped with a warning.
+    The best one is the one that `trainer.keep_best` kept, or else the newest one. Unusable
+    checkpoints in a run's folder are skipped with a warning.
 
     Raises:
-        CheckpointError: the checkpoint is damaged or has weights that are not finite, or none of
-            the folder is good.
+        CheckpointError: the checkpoint is damaged or has weights that are not finite, or the folder
+            has no usable one.
     """
     if is_checkpoint(path):
         return _checked(path)
@@ -43,7 +43,7 @@ def _checked(path: Location) -> Manifest:
 
 
 def _best_first(run_dir: Location, newest_first: Sequence[Location]) -> list[Location]:
-    """Return the checkpoints of a run with its best one before the others."""
+    """Return the checkpoints of a run, the best one first."""
     for path in newest_first:
         with suppress(CheckpointError):
             step = read_manifest(path).state.best_step

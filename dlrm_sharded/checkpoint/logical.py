@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 PART_BYTES = 2**26
-"""Largest size of a part, unless one row is larger. Writing one takes a copy of it from a GPU."""
+"""Largest size of a part, unless one row is larger. Parts on a GPU are copied before writing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Piece:
     tensor: Tensor
 
     def blocks(self, most_bytes: int = PART_BYTES) -> Iterator[Piece]:
-        """Yield the piece in blocks of rows of at most this size, but of one row at the least."""
+        """Yield the piece in blocks of rows, of at most this size but at least one row."""
         if self.tensor.dim() == 0:
             yield self
             return
@@ -53,7 +53,7 @@ class LogicalTensor:
 
     @classmethod
     def whole(cls, tensor: Tensor) -> LogicalTensor:
-        """Return a tensor that every rank holds."""
+        """Return the logical tensor of a tensor that every rank holds whole."""
         return cls(tuple(tensor.shape), tensor.dtype, (Piece((0,) * tensor.dim(), tensor),))
 
 

@@ -25,14 +25,14 @@ FILE_NAME = "manifest.json"
 FORMAT = 1
 PartName = Annotated[str, Meta(pattern=r"\Arank-\d{5}-\d{5}\.safetensors\Z")]
 EventFile = Annotated[str, Meta(pattern=r"\Aevents\.out\.tfevents\.[^/\\\0]+\Z")]
-"""Nothing else that a manifest says becomes a path than names of these two forms."""
+"""The only values in a manifest that become paths have one of these two forms."""
 
 MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-"""Errors of a disk that works, but has no such file. Others may pass, and prove no damage."""
+"""Errors of a working disk that has no such file. Other errors may pass, and prove no damage."""
 
 BLOCK_BYTES = 2**22
 MOST_HEADER_BYTES = 10**8
-"""Safetensors reads no longer header."""
+"""Largest header that safetensors reads."""
 
 MOST_AXES = 12
 """Largest number of axes of a tensor in a checkpoint."""
@@ -49,7 +49,7 @@ class Block(NamedTuple):
 
     Args:
         offsets, sizes: the rectangle, one number for each axis of the tensor.
-        file, key: part, and the tensor in it.
+        file, key: name of the part, and name of the tensor in it.
     """
 
     offsets: tuple[Count, ...]
@@ -64,7 +64,7 @@ class WrittenTensor:
 
     Args:
         dtype: name of its torch dtype, such as "float32".
-        blocks: rectangles that tile it.
+        blocks: rectangles that tile the tensor.
     """
 
     dtype: str
@@ -81,26 +81,26 @@ class PartFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """Describes a run at the moment of a checkpoint.
+    """Describes a run at the time of a checkpoint.
 
     Args:
-        run: id of the run that wrote it.
+        run: id of the run that wrote the checkpoint.
         step: number of steps trained.
-        batch_size, seed, epoch_batches: they decide the order of the samples, with the number of
-            batches in an epoch.
-        world_size: number of ranks that wrote it.
+        batch_size, seed, epoch_batches: what decides the order of samples; the last one is the
+            number of batches in an epoch.
+            world_size: number of ranks that wrote the checkpoint.
         optimizers: names of the fused and of the dense optimizer.
-        column_bounds: by table, the columns at which its column shards began and the last one
-            ended. State with one number per row of a shard has one column for each shard.
+        column_bounds: by table, the columns at which its column shards begin, and its number of
+            columns. State with one number per row of a shard has one column for each shard.
         progress: the trainer's own state.
-        plan: the plan and its report, in the form of plan.json.
+        plan: the plan and its report, as in plan.json.
         config: the run's config.
-        events: name of the event file, and its size when the checkpoint was taken; None without.
-        buffers: names of the dense tensors that no step trains, such as masks, which may be
-            infinite.
+        events: name of the event file, and its size at the checkpoint; None if there is no file.
+        buffers: names of the dense tensors that are not trained, such as masks, which may be
+        infinite.
         model: number of dense features, tables in the model's order with their features, and the
-            folder and digest of the encoder of the data's columns or None; None as a whole in
-            checkpoints of release 0.3 and before.
+        folder and digest of the data's encoder (None without one). The whole entry is None in
+        checkpoints of release 0.3 and before.
         best_step: step of the run's checkpoint that is kept as its best one; None for none.
     """
 
@@ -123,7 +123,7 @@ class RunState:
 
 @dataclass(frozen=True, slots=True)
 class _Contents:
-    """The entries of a manifest other than those of `RunState`."""
+    """The entries of a manifest that are not in `RunState`."""
 
     tensors: Mapping[str, WrittenTensor]
     files: Mapping[PartName, PartFile]
@@ -143,7 +143,7 @@ class Manifest:
         return sum(file.size_bytes for file in self.files.values())
 
     def blocks_by_part(self) -> dict[str, list[tuple[str, Block]]]:
-        """Return the blocks in each part, with the names of their tensors."""
+        """Return, by part, the blocks in it with the names of their tensors."""
         by_part: dict[str, list[tuple[str, Block]]] = {name: [] for name in self.files}
         for name, tensor in self.tensors.items():
             for block in tensor.blocks:
@@ -154,7 +154,7 @@ class Manifest:
 def manifest_bytes(
     state: RunState, tensors: Mapping[str, WrittenTensor], files: Mapping[str, PartFile]
 ) -> bytes:
-    """Return the content of the file, with its own checksum."""
+    """Return the content of the manifest file, including its checksum."""
     fields = {
         "format": FORMAT,
         **{key: getattr(state, key) for key in RunState.__dataclass_fields__},
@@ -165,7 +165,7 @@ def manifest_bytes(
 
 
 def with_checksum(fields: Mapping[str, Any]) -> bytes:
-    """Return the JSON file of these fields and their checksum, one line a field."""
+    """Return a JSON file of these fields and their checksum, one line per field."""
     fields = {**fields, "crc32": _checksum(fields)}
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in fields.items()]
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
@@ -175,8 +175,8 @@ def read_manifest(folder: Location) -> Manifest:
     """Read the manifest of a checkpoint.
 
     Raises:
-        DamagedCheckpointError: there is none, or it is damaged; the message says which and why.
-        CheckpointError: the disk refuses to read it, or another version has written it.
+        DamagedCheckpointError: there is no manifest, or it is damaged.
+        CheckpointError: the disk cannot read it, or it has the format of another version.
     """
     try:
         path = folder / FILE_NAME
@@ -192,7 +192,7 @@ def read_manifest(folder: Location) -> Manifest:
     other_format = CheckpointError(
         f"{folder} has the format {written!r}; this version reads {FORMAT}"
     )
-    if isinstance(written, int) and written > FORMAT:  # it may have its checksum elsewhere
+    if isinstance(written, int) and written > FORMAT:  # its checksum may be elsewhere
         raise other_format
     if not isinstance(fields, dict) or "crc32" not in fields:
         raise _damaged(folder, f"{FILE_NAME} is not that of a checkpoint")
@@ -210,14 +210,14 @@ def read_manifest(folder: Location) -> Manifest:
 
 
 def check_parts(manifest: Manifest, *, share: int = 0, num_shares: int = 1) -> None:
-    """Check that the parts are there, undamaged, and contain what the manifest says.
+    """Check that the parts exist, are undamaged, and contain what the manifest says.
 
     Args:
         share, num_shares: this rank's share of the files, so that ranks check them together.
 
     Raises:
         DamagedCheckpointError: a part is missing, truncated, changed, or has other blocks.
-        CheckpointError: the disk refuses to read a part.
+        CheckpointError: the disk cannot read a part.
     """
     folder, expected_blocks = manifest.folder, manifest.blocks_by_part()
     for name in sorted(manifest.files)[share::num_shares]:
@@ -248,7 +248,7 @@ def check_parts(manifest: Manifest, *, share: int = 0, num_shares: int = 1) -> N
 
 
 def has_whole_parts(manifest: Manifest) -> bool:
-    """Return whether the parts are there and have their sizes, without reading them."""
+    """Return whether the parts exist and have their sizes, without reading them."""
     try:
         return _part_unlike(manifest.folder, manifest.files) is None
     except OSError:
@@ -256,10 +256,11 @@ def has_whole_parts(manifest: Manifest) -> bool:
 
 
 def check_seen(folder: Location, files: Mapping[str, PartFile]) -> None:
-    """Check that this rank sees the parts of all ranks, in the sizes in which they were written.
+    """Check that this rank sees the parts of all ranks, with the sizes that were written.
 
     Raises:
-        OSError: a part is missing or has another size, for longer than shared disks take.
+        OSError: a part is still missing, or has another size, after the time that shared disks
+        may take.
     """
     if not seen_in_time(lambda: _part_unlike(folder, files) is None):
         name = _part_unlike(folder, files)
@@ -284,7 +285,7 @@ BlockForm = tuple[str, tuple[int, ...]]
 
 
 def _written_blocks(path: Path) -> dict[str, BlockForm]:
-    """Return what a safetensors file contains by key; it is empty for another kind of file."""
+    """Return the contents of a safetensors file by key; empty for any other kind of file."""
     with open_regular(path) as file:
         size = int.from_bytes(file.read(8), "little")
         text = file.read(size) if size <= MOST_HEADER_BYTES else b""
@@ -303,7 +304,7 @@ def _block_text(form: BlockForm | None) -> str:
 
 
 def _problem_of(tensor: WrittenTensor, files: Mapping[str, PartFile]) -> str | None:
-    """Return why the blocks of a tensor do not tile it; None if they may."""
+    """Return why the blocks of a tensor do not tile it; None if they do."""
     shape = tensor.shape
     for block in tensor.blocks:
         if block.file not in files:
@@ -320,11 +321,11 @@ def _problem_of(tensor: WrittenTensor, files: Mapping[str, PartFile]) -> str | N
 
 
 def _has_corners(shape: tuple[int, ...], blocks: tuple[Block, ...]) -> bool:
-    """Return whether blocks that have the size of a tensor together cover it without overlapping.
+    """Return whether blocks whose sizes add up to a tensor's size tile the tensor.
 
-    The corners of blocks that occur an odd number of times determine which elements are in an odd
-    number of blocks. If they are the corners of the tensor, every element is in a block, and the
-    sizes leave no more than one for each.
+    The corners that occur an odd number of times in the blocks determine which elements are in an
+    odd number of blocks. If they are the corners of the tensor, every element is in a block, and by
+    the total size in exactly one.
     """
     if len(shape) > MOST_AXES:
         return False

@@ -1,8 +1,8 @@
-"""Gives the weights and optimizer state of a sharded model the names and shapes of whole tables.
+"""Presents a sharded model's weights and optimizer state as tensors of whole tables.
 
-TorchRec's own state dict of a row-wise optimizer has one entry for each row and column shard in the
-order of the plan, so it does not load under another plan. Here, state with one number per row of a
-shard is a logical tensor [R, C], whose column bounds are known.
+TorchRec's own state dict of a row-wise optimizer has one entry for each row and each column shard,
+in the order of the plan, so it does not load under another plan. Here, state with one number per
+row of a shard is a logical tensor [R, C] with known column bounds.
 
 Letters: R rows of a table, D its columns, C its column shards.
 """
@@ -35,14 +35,14 @@ TABLE_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """The logical tensors of a model. Their pieces are views of the memory that training changes.
+    """The logical tensors of a model. Their pieces are views of the memory that training updates.
 
     Args:
         weights: tables, dense weights and buffers.
         dense_optimizer: state of the dense optimizer.
         fused_optimizer: element-wise state of the tables' optimizer, [R, D] each.
         row_states: state of the tables' optimizer with one number per row of a shard, [R, C] each.
-        column_bounds: of all tables.
+        column_bounds: column bounds of all tables.
         buffers: names of the dense weights that are buffers.
     """
 
@@ -112,7 +112,7 @@ def table_key(table: str) -> str:
 
 
 def state_key(table: str, number: int) -> str:
-    """Return the name of a table's optimizer state, as FBGEMM numbers it from 1."""
+    """Return the name of a table's optimizer state with this number, which FBGEMM counts from 1."""
     return f"tables.{table}.momentum{number}"
 
 
@@ -147,7 +147,7 @@ class TableShard:
 
 
 def table_shards(model: nn.Module) -> Iterator[TableShard]:
-    """Yield the shards of this rank that are in fused lookups."""
+    """Yield this rank's shards that are in fused lookups."""
     for kernel in fused_lookups(model):
         lookup = kernel.emb_module
         weights = lookup.split_embedding_weights()
@@ -167,7 +167,7 @@ def table_shards(model: nn.Module) -> Iterator[TableShard]:
 
 
 def table_replicas(model: nn.Module, optimizer: CombinedOptimizer) -> Iterator[TableShard]:
-    """Yield the replicas, which are equal on all ranks."""
+    """Yield the replicas, which are the same on all ranks."""
     for replicas in replicas_of(sharded_embeddings(model)):
         states = replica_states(optimizer, replicas)
         for table, weight in replicas.by_table(replicas.weights.detach()):
@@ -186,11 +186,11 @@ def _dense_weights(model: nn.Module) -> dict[str, LogicalTensor]:
 
 
 def _dense_optimizer(optimizer: CombinedOptimizer) -> dict[str, LogicalTensor]:
-    """Return the state of the dense optimizer, which some optimizers make in their first step."""
+    """Return the state of the dense optimizer, which some optimizers create in their first step."""
     (dense,) = (o for name, o in optimizer.optimizers if name == "dense")
     assert isinstance(dense, KeyedOptimizer)
     if not dense.state:
-        dense.init_state()  # a step with gradients of zero
+        dense.init_state()  # a step with zero gradients
         dense.zero_grad(set_to_none=True)
     return {
         f"optimizer.{parameter}.{name}": LogicalTensor.whole(value)

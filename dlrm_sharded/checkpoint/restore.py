@@ -20,17 +20,17 @@ from dlrm_sharded.ranks.agreement import all_or_none
 log = logging.getLogger(__name__)
 
 RANK_PREFIX = "ranks."
-"""Beginning of the names of what belongs to one rank, such as its random numbers."""
+"""Prefix of the names of tensors that belong to one rank, such as its random states."""
 
 TABLE_DTYPE_NAMES = ("float32", "float16")
-"""Types of tables' weights, in which a table may be written and read."""
+"""Types in which a table's weights may be written and read."""
 
 
 def load_model(manifest: Manifest, state: ModelState) -> None:
     """Read weights and optimizer state; a collective of all ranks.
 
     Raises:
-        CheckpointError: a tensor is missing, unknown or has another shape; nothing is read then.
+        CheckpointError: a tensor is missing, unknown or has another shape; then nothing is read.
     """
     written = {name for name in manifest.tensors if not name.startswith(RANK_PREFIX)}
     with all_or_none():
@@ -60,10 +60,10 @@ def load_model(manifest: Manifest, state: ModelState) -> None:
 
 
 def load_weights(manifest: Manifest, state: ModelState) -> None:
-    """Read the weights alone; a collective of all ranks.
+    """Read only the weights; a collective of all ranks.
 
     Raises:
-        CheckpointError: a weight is missing, unknown or has another shape; nothing is read then.
+        CheckpointError: a weight is missing, unknown or has another shape; then nothing is read.
     """
     written = set(filter(is_weight, manifest.tensors))
     with all_or_none():
@@ -74,7 +74,7 @@ def load_weights(manifest: Manifest, state: ModelState) -> None:
 
 
 def load_whole(manifest: Manifest, name: str) -> Tensor:
-    """Return a logical tensor, read by this rank alone."""
+    """Return a whole logical tensor; not a collective."""
     written = manifest.tensors[name]
     tensor = torch.empty(written.shape, dtype=torch_dtype(written.dtype))
     read_pieces(manifest, {name: [Piece((0,) * tensor.dim(), tensor)]})
@@ -98,7 +98,7 @@ def _check_shapes(manifest: Manifest, state: State, without: Collection[str] = (
     for name, logical in state.items():
         written = manifest.tensors[name]
         dtype = str(logical.dtype).removeprefix("torch.")
-        # a plan may have a table in fp32 or in fp16, and reading converts it
+        # plans may have a table in fp32 or in fp16; reading converts it
         has_dtype = written.dtype == dtype or (
             is_table(name) and written.dtype in TABLE_DTYPE_NAMES
         )
@@ -110,7 +110,7 @@ def _check_shapes(manifest: Manifest, state: State, without: Collection[str] = (
 
 
 def _check_bounds(manifest: Manifest, state: ModelState) -> None:
-    """Check that row-wise state has a column for each column shard that was written."""
+    """Check that row-wise state has a column for each column shard in the checkpoint."""
     for name, logical in state.row_states.items():
         table = _table_of(name)
         bounds = manifest.state.column_bounds.get(table, ())
@@ -140,10 +140,10 @@ def _convert(
     written: tuple[int, ...],
     wanted: tuple[int, ...],
 ) -> None:
-    """Fill row-wise state for other column shards than those that were written.
+    """Fill row-wise state for column shards that differ from those in the checkpoint.
 
     A row's state is a mean over the columns of its shard, here the mean of squared gradients. So
-    the state of merged shards is the mean of theirs, weighted by width, and the columns of a
+    the state of merged shards is the mean of their states, weighted by width, and the parts of a
     divided shard keep its state.
 
     Args:

@@ -1,7 +1,7 @@
-"""The form of safetensors files, written from the memory of the tensors.
+"""The safetensors format, written directly from the memory of the tensors.
 
-The library's own function returns a whole file as one object. It holds the interpreter's lock while
-it copies the tensors to it, 40 ms for 64 MiB, in which no other thread of the process runs Python.
+The library's own function returns a whole file as one object. While it copies the tensors there, it
+holds the GIL: for 64 MiB, no other thread of the process runs Python for 40 ms.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ ALIGNMENT = 8
 
 
 class TensorEntry(NamedTuple):
-    """A tensor of a file, as the header describes it.
+    """A tensor in a file, as the header describes it.
 
     Args:
-        dtype: torch's name of it, such as "float32".
+        dtype: torch's name of the dtype, such as "float32".
     """
 
     name: str
@@ -33,10 +33,10 @@ class TensorEntry(NamedTuple):
 
 
 def header(entries: Iterable[TensorEntry], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return the length of a header, and the header: JSON with the place of each tensor.
+    """Return a header, preceded by its length: JSON with the position of each tensor.
 
     Args:
-        entries: tensors in the order in which they lie in the file.
+        entries: the tensors in their order in the file.
     """
     fields: dict[str, object] = {} if metadata is None else {"__metadata__": metadata}
     end = 0
@@ -49,10 +49,10 @@ def header(entries: Iterable[TensorEntry], metadata: Mapping[str, str] | None = 
 
 
 def content_of(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """Yield a file with these tensors, byte for byte as `safetensors.torch.save` returns it.
+    """Yield the content of a file with these tensors, the same bytes as `safetensors.torch.save`.
 
-    Tensors are views of their memory, which checksums and files read without the interpreter's
-    lock. One on a GPU is copied when its turn comes.
+    Tensors are yielded as views of their memory, which checksums and files read without the GIL. A
+    tensor on a GPU is copied when its turn comes.
     """
     places = {dtype: place for place, dtype in enumerate(DTYPES)}
     dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()}
@@ -65,7 +65,7 @@ def content_of(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """Return the memory of a tensor in row-major order, or of its copy if that lies elsewhere."""
+    """Return a tensor's bytes in row-major order: a view of its memory, or of a copy if needed."""
     in_order = tensor.detach().cpu().contiguous()
     view: memoryview = in_order.reshape(-1).view(torch.uint8).numpy().data
     return view

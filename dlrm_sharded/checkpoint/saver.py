@@ -1,4 +1,4 @@
-"""Writes checkpoints, while the training goes on if the memory allows a copy of the model."""
+"""Writes checkpoints, in the background if the memory allows a copy of the model."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:
-    """When checkpoints are written, and how many are kept. Without an interval there are none.
+    """When checkpoints are written, and how many are kept. Without an interval, none are written.
 
     Args:
         every_steps, every_s: interval in steps and in seconds; None for none.
         keep: number of newest checkpoints that are kept, in addition to the best one.
-        background: whether a copy of the model is written while the training goes on; None for yes
+        background: whether a copy of the model is written while training continues; None for yes
             if the memory allows it.
         folder: URL in an object store, such as s3://bucket/run, under which checkpoints are
             written, and copies of the run's files; None for the run's own folder.
@@ -77,7 +77,7 @@ class CheckpointConfig:
 
     @property
     def home(self) -> RemotePath | None:
-        """Where checkpoints are written, unless it is the run's own folder."""
+        """Folder of checkpoints in an object store; None if they are in the run's own folder."""
         return None if self.folder is None else RemotePath(self.folder)
 
     @property
@@ -86,10 +86,10 @@ class CheckpointConfig:
 
 
 class Waited(NamedTuple):
-    """Time that a training waited for a checkpoint that is written in the background.
+    """Time that training waited for a checkpoint that is written in the background.
 
     Args:
-        all_s: time of all waiting, also for the checkpoint before.
+        all_s: total wait, including the wait for the previous checkpoint.
         copy_s: the part of it in which the tensors were copied.
     """
 
@@ -100,18 +100,19 @@ class Waited(NamedTuple):
 class Saver:
     """Writes the checkpoints of a run; all ranks call its methods together.
 
-    A checkpoint that cannot be written is an error in the log, not one of the training. The last
-    good one is kept then, and the next interval tries again. If it would hold values that are not
-    finite, or another job has taken the folder over, it is not written and the training has to end.
+    If a checkpoint cannot be written, an error is logged and training continues: the last good one
+        is
+    kept, and the next interval tries again. If it would hold values that are not finite, or another
+    job has taken the folder over, it is not written and training has to end.
 
     Args:
         run_dir: folder of the run, or of its copies in an object store.
         keep: number of newest checkpoints that are kept, in addition to the best one.
-        background: whether `save` returns when the state is copied.
-        check_owner: raises LostFolderError if the folder is not this job's any more; rank 0 calls
-            it before and after a checkpoint is written.
-        keep_files: copies the run's other files to where the checkpoints are; rank 0 calls it
-            after a checkpoint is written.
+        background: whether `save` returns once the state is copied.
+        check_owner: raises LostFolderError if another job has the folder; rank 0 calls it before
+        and after a checkpoint is written.
+        keep_files: copies the run's other files to the folder of the checkpoints; rank 0 calls it
+        after a checkpoint is written.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class Saver:
         self._check_owner = check_owner
         self._keep_files = keep_files
         self._rank = rank
-        # A group of its own, as a thread's collectives must not mix with those of the training.
+        # A separate group, because the thread's collectives must not mix with training's.
         self._group = new_group(backend="gloo")
         self._thread = ThreadPoolExecutor(1, "checkpoint") if background else None
         self._copies: dict[tuple[str, tuple[int, ...]], Tensor] = {}
@@ -145,17 +146,17 @@ class Saver:
 
     @property
     def must_end(self) -> bool:
-        """Return whether this rank knows that the training has to end; `finish` raises why."""
+        """Whether this rank knows that training has to end; `finish` raises the reason."""
         return self._fatal is not None
 
     def save(self, tensors: State, state: RunState) -> None:
-        """Write a checkpoint, after the one before is finished.
+        """Write a checkpoint, after the previous one is finished.
 
         Args:
-            tensors: those that training changes are copied before this returns.
+            tensors: what to write; in the background, they are copied before this returns.
 
         Raises:
-            DivergenceError: see `finish`.
+            DivergenceError, LostFolderError: see `finish`.
         """
         started = time.perf_counter()
         self.finish()
@@ -169,23 +170,23 @@ class Saver:
         self._pending = self._thread.submit(self._write, copies, state, started, waited)
 
     def finish(self) -> None:
-        """Wait until the last checkpoint is written, or cannot be.
+        """Wait until the last checkpoint is written or has failed.
 
         Raises:
-            DivergenceError: a value of it is not finite; all ranks raise it.
-            LostFolderError: the folder is another job's; all ranks raise it.
+            DivergenceError: one of its values is not finite; all ranks raise it.
+            LostFolderError: another job has the folder; all ranks raise it.
         """
         self._take_result()
         if self._fatal is not None:
             raise as_reported_by_rank_zero(self._fatal)
 
     def poll(self) -> None:
-        """Report a checkpoint that was finished meanwhile; ranks may notice it at other steps."""
+        """Report a checkpoint that has finished since; ranks may notice it at different steps."""
         if self._pending is not None and self._pending.done():
             self._take_result()
 
     def close(self) -> None:
-        """Wait, and end the thread."""
+        """Finish the last checkpoint, and end the thread."""
         try:
             self.finish()
         finally:
@@ -210,10 +211,10 @@ class Saver:
             )
 
     def _copied(self, tensors: State) -> dict[str, LogicalTensor]:
-        """Copy all pieces to memory of the host that is used again for the next checkpoint.
+        """Copy all pieces to host memory, which is reused for the next checkpoint.
 
-        A piece becomes blocks, as torch rounds the size of page-locked memory up to a power of two:
-        that is `PART_BYTES` of a full block, where a whole shard of 5 GiB would take 8.
+        A piece is copied in blocks, because torch rounds page-locked memory up to a power of two: a
+        full block takes `PART_BYTES`, but a whole shard of 5 GiB would take 8 GiB.
         """
         copied = {}
         for name, logical in tensors.items():
@@ -234,11 +235,11 @@ class Saver:
     def _write(
         self, tensors: State, state: RunState, started: float, waited: Waited | None = None
     ) -> str | UserError | None:
-        """Write a checkpoint; return on all ranks why it cannot be done, or None.
+        """Write a checkpoint; return None, or on all ranks the reason for its failure.
 
         Args:
-            started: when the training began to wait.
-            waited: how long it waited; None if it still does.
+            started: when training began to wait.
+            waited: how long training waited; None if it waits until the end.
         """
         final = checkpoint_path(self._run_dir, state.step)
         try:
@@ -246,7 +247,7 @@ class Saver:
             write_checkpoint(partial_path(final), tensors, state, group=self._group)
             on_rank_zero(lambda: self._publish(final, state), group=self._group)
         except LostFolderError as error:
-            return error  # what lies in the folder now is the other job's
+            return error  # the content of the folder now belongs to the other job
         except Exception as error:
             if not isinstance(error.__cause__, RankError):  # another rank is gone
                 raise

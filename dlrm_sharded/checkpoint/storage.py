@@ -38,7 +38,7 @@ Place = tuple[str, tuple[int, ...]]
 Written = tuple[
     dict[str, PartFile], dict[str, list[Block]], dict[str, tuple[torch.dtype, tuple[int, ...]]]
 ]
-"""Parts of a rank, the blocks in them by logical tensor, and types and shapes of all it knows."""
+"""A rank's parts, their blocks by logical tensor, and type and shape of each logical tensor."""
 
 Slices = tuple[slice, ...]
 
@@ -46,17 +46,17 @@ Slices = tuple[slice, ...]
 def write_checkpoint(
     folder: Location, tensors: State, state: RunState, *, group: dist.ProcessGroup
 ) -> None:
-    """Write the parts and the manifest, with which the folder becomes a checkpoint; a collective.
+    """Write the parts, then the manifest, which makes the folder a checkpoint; a collective.
 
-    All ranks raise an error of any of them.
+    If any rank fails, all ranks raise its error.
 
     Args:
-        state: what the manifest says besides the tensors.
-        group: ranks that write.
+        state: what the manifest records besides the tensors.
+        group: the ranks that write.
 
     Raises:
-        DivergenceError: a value is not finite; nothing is written then.
-        OSError: the disk refuses it.
+        DivergenceError: a value is not finite; then nothing is written.
+        OSError: the disk cannot write it.
     """
     blocks = {
         (name, block.offsets): block.tensor
@@ -84,7 +84,7 @@ def _gathered(of_rank: T, group: dist.ProcessGroup) -> list[T]:
 
 
 def _writers(held: Sequence[Mapping[Place, int]]) -> dict[Place, int]:
-    """Return the rank that writes each block: of those that hold it, the one with least to write.
+    """Return the rank that writes each block: the holder that so far has the least to write.
 
     Args:
         held: sizes of the blocks that each rank holds, in bytes.
@@ -103,7 +103,7 @@ def _writers(held: Sequence[Mapping[Place, int]]) -> dict[Place, int]:
 def _write_parts(
     folder: Location, blocks: Mapping[Place, Tensor], rank: int
 ) -> tuple[dict[str, PartFile], dict[str, list[Block]]]:
-    """Write blocks; return the parts, and by logical tensor where its blocks are."""
+    """Write blocks; return the parts, and the blocks by logical tensor."""
     files: dict[str, PartFile] = {}
     written: dict[str, list[Block]] = {}
     for number, places in enumerate(_parts(blocks)):
@@ -116,7 +116,7 @@ def _write_parts(
 
 
 def _write_part(path: Location, tensors: Mapping[str, Tensor]) -> PartFile:
-    """Write a file while other threads run: nothing here holds the interpreter over a block."""
+    """Write a file while other threads run: nothing here holds the GIL for a whole block."""
     size_bytes = checksum = 0
 
     def counted() -> Iterator[bytes | memoryview]:
@@ -160,7 +160,7 @@ def _write_manifest(folder: Location, state: RunState, by_rank: Sequence[Written
 
 
 def read_pieces(manifest: Manifest, wanted: Mapping[str, Sequence[Piece]]) -> None:
-    """Read rectangles of logical tensors into pieces, and each part once; parts are mapped.
+    """Read rectangles of logical tensors into pieces; each part is memory-mapped once.
 
     Raises:
         CheckpointError: a part cannot be read.
@@ -185,7 +185,7 @@ def read_pieces(manifest: Manifest, wanted: Mapping[str, Sequence[Piece]]) -> No
 
 
 def _overlap(block: Block, piece: Piece) -> tuple[Slices, Slices] | None:
-    """Return what a block and a piece have in common, as slices of either; None for nothing."""
+    """Return the overlap of a block and a piece, as slices of each; None if there is none."""
     ends = [
         (max(first, start), min(first + size, start + length))
         for first, size, start, length in zip(
@@ -209,7 +209,7 @@ def num_not_finite(tensor: Tensor, *, may_be_infinite: bool = False) -> int:
     """Return the number of NaNs and infinities; integers have none.
 
     Args:
-        may_be_infinite: whether NaNs alone count.
+        may_be_infinite: whether only NaNs count.
     """
     if not tensor.is_floating_point() or not tensor.numel():
         return 0
@@ -223,14 +223,14 @@ def num_not_finite(tensor: Tensor, *, may_be_infinite: bool = False) -> int:
 def check_finite(
     manifest: Manifest, *, weights_only: bool = False, share: int = 0, num_shares: int = 1
 ) -> None:
-    """Check that undamaged parts hold finite values; earlier versions have written others.
+    """Check that undamaged parts hold finite values; earlier versions wrote others, too.
 
     Args:
-        weights_only: whether the state of optimizers and ranks is left out.
+        weights_only: whether to leave out the state of optimizers and ranks.
         share, num_shares: this rank's share of the files, so that ranks check them together.
 
     Raises:
-        DamagedCheckpointError: a value is not finite; the message has the tensor and the number.
+        DamagedCheckpointError: a value is not finite.
     """
     blocks = manifest.blocks_by_part()
     num_bad: Counter[str] = Counter()
@@ -264,12 +264,12 @@ def is_weight(name: str) -> bool:
 
 
 def is_table(name: str) -> bool:
-    """Return whether a logical tensor is the weights of a table."""
+    """Return whether a logical tensor holds the weights of a table."""
     return name.startswith("tables.") and name.endswith(".weight")
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Return the dtype of this name, such as "float32"."""
+    """Return the dtype with this name, such as "float32"."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise CheckpointError(f"{name!r} is not the name of a dtype")
@@ -277,7 +277,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def _parts(blocks: Mapping[Place, Tensor]) -> Iterator[list[Place]]:
-    """Divide blocks into parts of at most `PART_BYTES`, unless one block is larger."""
+    """Group blocks into parts of at most `PART_BYTES`, unless one block is larger."""
     part: list[Place] = []
     size = 0
     for place, block in blocks.items():

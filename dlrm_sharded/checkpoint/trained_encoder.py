@@ -1,4 +1,4 @@
-"""Finds what encoded the columns of a training's data, as checkpoints describe it."""
+"""Finds the encoder of a run's training data, which checkpoints describe."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dlrm_sharded.files.errors import DataError
 
 
 def trained_encoder(manifest: Manifest, blocks_dir: str | None = None) -> Path | None:
-    """Return the folder of the encoder of a training; None if its data had no schema.
+    """Return the folder of the encoder of a training run; None if its data had no schema.
 
     Args:
-        blocks_dir: folder of the training's converted data, if it has moved.
+        blocks_dir: folder of the run's converted data, if it has moved.
 
     Raises:
-        DataError: it is not there, or is another one.
+        DataError: the encoder does not exist there, or differs.
     """
     model = manifest.state.model or {}
     if model.get("encoder") is None:

@@ -1,4 +1,4 @@
-"""Writes the weights of a checkpoint for serving: safetensors files without any plan or shard."""
+"""Writes the weights of a checkpoint for serving, as safetensors files that no plan shards."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ MODELS = "dlrm_sharded.model.dlrm"
 """Module of the functions that build models."""
 
 ARGUMENTS = ("dense_layers", "over_layers", "num_cross_layers", "cross_rank")
-"""Arguments of these functions that model.json has."""
+"""Arguments of these functions that are in model.json."""
 
 BLOCK_BYTES = 2**24
-"""Largest size of the rows of a table that are in memory at a time, unless one row is larger."""
+"""Largest size of a table's rows in memory at a time, unless one row is larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """Describes what `export` has written.
+    """Describes what `export` wrote.
 
     Args:
         size_bytes: size of all tensors.
@@ -59,16 +59,16 @@ class Export:
 
 
 def export(manifest: Manifest, out: Path, *, blocks_dir: str | None = None) -> Export:
-    """Write the weights of a checkpoint into a new folder, which is there completely or not at all.
+    """Write the weights of a checkpoint into a new folder, completely or not at all.
 
     The folder has one file with the dense weights under their names in the model, one file for each
-    table, whose tensor is called `tables.<table>.weight`, and an index of the form that Hugging
+    table, whose tensor is called `tables.<table>.weight`, and an index in the format that Hugging
     Face uses for models of several files. Names of tables are never part of a path. `load_exported`
-    also needs model.json and, if the data had a schema, the folder of its encoder. What of these
-    cannot be written is a warning.
+    also needs model.json and, if the data had a schema, the encoder's folder. If one of these two
+    cannot be written, a warning is logged.
 
     Args:
-        blocks_dir: folder of the training's converted data, if it has moved.
+        blocks_dir: folder of the run's converted data, if it has moved.
 
     Raises:
         CheckpointError: a part cannot be read.
@@ -92,7 +92,7 @@ def export(manifest: Manifest, out: Path, *, blocks_dir: str | None = None) -> E
 
 
 def _write(manifest: Manifest, folder: Path, blocks_dir: str | None) -> Export:
-    # The model's own names come back; state of optimizers and ranks is left out.
+    # Dense weights get the model's names; state of optimizers and ranks is left out.
     dense = {
         name: name.removeprefix("dense.") for name in manifest.tensors if name.startswith("dense.")
     }
@@ -121,13 +121,13 @@ def _write(manifest: Manifest, folder: Path, blocks_dir: str | None) -> Export:
 
 
 def _model_form(state: RunState, weight_map: Mapping[str, str]) -> ExportedForm:
-    """Return what model.json says of the model of a run.
+    """Return the content of model.json for a run.
 
     Args:
         weight_map: the file of each tensor.
 
     Raises:
-        DataError: the model is none of those that `load_exported` builds, or is not described.
+        DataError: `load_exported` cannot build the model, or the checkpoint does not describe it.
     """
     if state.model is None:
         raise DataError("the model was trained by a release before 0.4, which did not describe it")
@@ -165,7 +165,7 @@ def _write_file(path: Path, manifest: Manifest, names: Mapping[str, str]) -> Non
     """Write logical tensors to a safetensors file, a block of rows at a time.
 
     Args:
-        names: names in the file, by those in the manifest.
+        names: names in the file, by name in the manifest.
     """
 
     def content() -> Iterator[bytes | memoryview]:
@@ -184,7 +184,7 @@ def _entries(manifest: Manifest, names: Mapping[str, str]) -> Iterator[TensorEnt
 
 
 def _blocks(manifest: Manifest, name: str) -> Iterator[Tensor]:
-    """Yield the rows of a logical tensor in order. A block is overwritten by the next one."""
+    """Yield the rows of a logical tensor in blocks; each block is overwritten by the next one."""
     tensor = manifest.tensors[name]
     dtype = torch_dtype(tensor.dtype)
     if 0 in tensor.shape:

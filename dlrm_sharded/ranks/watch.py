@@ -139,7 +139,7 @@ class Watch:
             self._thread.join()
 
     def explain(self, error: Exception) -> LostRankError | None:
-        """Return an error that explains a collective's error; None if that is not about other ranks.
+        """Return an error that explains a collective's error; None if other ranks did not cause it.
 
         One rank reports it for all, or every rank does if the store does not answer.
         """

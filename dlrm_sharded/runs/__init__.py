@@ -5,12 +5,12 @@ What a run does is decided in `job`.
 result.py               result.json: one schema for writing and reading it
 owner.py                the one job that may write to a run's folder
 remote_copy.py          the copy of a run's folder in an object store
-terminal.py             texts that a run shows in the terminal
+terminal.py             texts that a run prints in the terminal
 run_events.py           the event file of a run, for TensorBoard
-run_folder.py           the runs in some folders
-rounds.py               what the rounds of a sweep measured of a run
-ranking.py              ratios of pairs, and who is the fastest
-comparison*.py          runs grouped and averaged; in text, in figures, in TensorBoard
+run_folder.py           finding and reading the runs in folders
+rounds.py               measurements of a run in the rounds of a sweep
+ranking.py              ratios from pairs, and which sharder is the fastest
+comparison*.py          runs grouped and averaged; as text, figures, and in TensorBoard
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dlrm_sharded.files.json_files import replace_file
 
 
 def compare(folders: Sequence[Path], out: Path) -> str:
-    """Compare all runs in some folders: runs, sweeps, or trees of them.
+    """Compare all runs in folders, which are runs, sweeps, or trees of them.
 
     Args:
         out: folder for summary.md, summary.csv, runs.csv, and comparison/ for TensorBoard.

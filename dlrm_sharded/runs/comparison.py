@@ -1,6 +1,6 @@
-"""Turns runs into the rows of two frames: one for each run, and one for each group of them.
+"""Turns runs into two frames: one with a row for each run, and one with a row for each group.
 
-Runs are a group if their figures may be averaged: they have the same sharder, costs, options and
+Runs form a group if their figures may be averaged: they have the same sharder, costs, options and
 setting, and the same hardware and software.
 """
 
@@ -22,13 +22,13 @@ from dlrm_sharded.runs.run_folder import SUCCEEDED, Run
 
 BASELINE = "random"
 PREDICTION_ERROR = "prediction_error"
-"""Predicted embedding cost over the measured one, minus 1."""
+"""Predicted over measured embedding cost, minus 1."""
 
 FIGURES = (*METRICS, PREDICTION_ERROR)
 HARDWARE = ("world_size", "device")
 PLATFORM = (*HARDWARE, "versions")
 CONDITIONS = ("setting", *PLATFORM)
-"""Columns that runs must have in common to be ranked; a `label` has its own rows among them."""
+"""Columns in which runs must agree to be ranked against each other."""
 
 OF_RUN = ("sharder", "options", "setting", "seed", "state", "reason", "log", "seconds")
 OF_RESULT = (*HARDWARE, "batch_size", "commit", "prices_digest")
@@ -39,9 +39,9 @@ class Row:
     """A row of the summary.
 
     Args:
-        conditions: by title, what distinguishes rows of the same label.
+        conditions: by title, what distinguishes rows with the same label.
         fields: values of the summary by column.
-        ratios: against the fastest row of the same setting and platform, and the random one.
+        ratios: ratios to the fastest and the random row of the same setting and platform.
     """
 
     label: str
@@ -50,9 +50,9 @@ class Row:
     ratios: Ratios
 
     def spread(self, figure: str) -> tuple[float, float, int]:
-        """Return mean and standard deviation (n - 1) of a figure, and the runs that know it.
+        """Return mean and standard deviation (n - 1) of a figure, and how many runs have it.
 
-        The mean of no run and the deviation of one are 0.
+        The mean of no runs and the deviation of one run are 0.
         """
         mean, std, num = (self.fields[f"{figure}_{part}"] for part in ("mean", "std", "n"))
         return mean or 0.0, std or 0.0, num
@@ -64,8 +64,8 @@ class Comparison:
 
     Args:
         table: a row for each run.
-        rows: rows for each group of runs, as texts and plots show them.
-        conclusions: who is the fastest in each setting.
+        rows: a row for each group of runs, as texts and plots show them.
+        conclusions: sentences that say which sharder is the fastest in each setting.
         problems: messages about files that could not be read.
     """
 
@@ -82,11 +82,11 @@ class Comparison:
 
 
 def summarize(runs: Sequence[Run], problems: Sequence[str] = ()) -> Comparison:
-    """Group runs, pair them with the fastest and the random ones, and average.
+    """Group and average runs, and pair them with the fastest and the random ones.
 
-    Within a setting and platform, the random rows come first; others follow from the slowest to the
-    fastest by pairs of runs, then from the highest mean embedding cost to the lowest, and by name
-    where no cost is known.
+    Within a setting and platform, random rows come first. The others follow from the slowest to the
+    fastest by pairs of runs, then from the highest to the lowest mean embedding cost, and by name
+    if no cost is known.
     """
     runs = sorted(runs, key=lambda run: _by_number(run.setting))
     table = run_table(runs)
@@ -114,7 +114,7 @@ def summarize(runs: Sequence[Run], problems: Sequence[str] = ()) -> Comparison:
 def run_table(runs: Sequence[Run]) -> pl.DataFrame:
     """Return a row for each run, in their order; runs that did not succeed have no figures.
 
-    They have the hardware, software and costs that the other runs share.
+    These get the hardware, software and costs that the other runs share.
     """
     types = dict.fromkeys(METRICS, pl.Float64)
     rows = [_fields(run) for run in runs]
@@ -131,7 +131,7 @@ def run_table(runs: Sequence[Run]) -> pl.DataFrame:
 
 
 def summary_table(table: pl.DataFrame) -> pl.DataFrame:
-    """Return a row for each group, in order of first runs: counts; mean, std and n of FIGURES."""
+    """Return counts, and mean, std and n of FIGURES, by group in order of their first runs."""
     succeeded = pl.col("state") == SUCCEEDED
     return table.group_by(
         "label", "sharder", "costs", "options", *CONDITIONS, maintain_order=True
@@ -161,7 +161,7 @@ def _fields(run: Run) -> dict[str, Any]:
 
 
 def _filled(name: str, *group: str) -> pl.Expr:
-    """Give runs that did not succeed the value that all others of their group have."""
+    """Give runs that did not succeed the value that all others in their group share."""
     succeeded = pl.col("state") == SUCCEEDED
     known = pl.col(name).filter(succeeded)
     shared = pl.when(known.n_unique() == 1).then(known.first())
@@ -169,14 +169,14 @@ def _filled(name: str, *group: str) -> pl.Expr:
 
 
 def _rankings(table: pl.DataFrame, runs: Sequence[Run]) -> dict[tuple[Any, ...], Ranking]:
-    """Return the rankings of runs that share CONDITIONS: by their rounds, or their trainings."""
+    """Return the rankings of runs that share CONDITIONS, by their rounds or else their training."""
     measurements: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for run, (label, *conditions) in zip(
         runs, table.select("label", *CONDITIONS).rows(), strict=True
     ):
         if run.result is not None:
             found: Mapping[int, Round | RunResult] = read_rounds(run.folder)
-            found = found or {-1: run.result}  # as if the training were a round
+            found = found or {-1: run.result}  # training counts as a round
             rows = measured(label, run.seed, run.folder, found)
             measurements.setdefault(tuple(conditions), []).extend(rows)
     rankings = {key: rank(rows, baseline=BASELINE) for key, rows in measurements.items()}
@@ -197,7 +197,7 @@ def _order(row: Row) -> tuple[object, ...]:
 
 
 def _conditions(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
-    """Yield the conditions in which any two rows differ, for each row."""
+    """Yield, for each row, its values of the conditions in which any two rows differ."""
     texts = {
         "setting": without_common([row["setting"] for row in rows])[1],
         "ranks": [str(row["world_size"] or "unknown") for row in rows],
@@ -210,7 +210,7 @@ def _conditions(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
 
 
 def without_common(texts: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the words key=value that all texts have, and each text without them."""
+    """Return the words key=value that all texts have in common, and each text without them."""
     words = [text.split() for text in texts]
     common = set(words[0]).intersection(*words)
     shown = [" ".join(word for word in of_text if word not in common) for of_text in words]
@@ -218,7 +218,7 @@ def without_common(texts: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _ratio_fields(ratios: Ratios) -> dict[str, float | bool | None]:
-    """Return the columns of ratios, with their intervals, and whether the row ties."""
+    """Return the columns of ratios and their intervals, and whether the row ties."""
     fields: dict[str, float | bool | None] = {}
     for name, ratio in ratios.items():
         names = (name, f"{name}_low", f"{name}_high", f"{name}_pairs")
@@ -229,5 +229,5 @@ def _ratio_fields(ratios: Ratios) -> dict[str, float | bool | None]:
 
 
 def _by_number(text: str) -> list[str | int]:
-    """Return a sorting key that puts batch_size=256 before batch_size=1024."""
+    """Return a sort key that puts batch_size=256 before batch_size=1024."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", text)]

@@ -1,6 +1,6 @@
-"""Draws a comparison, and writes it as a run of its own in TensorBoard.
+"""Draws a comparison, and writes it as a separate run in TensorBoard.
 
-Figures are to be read where TensorBoard shows them, about 330 pixels wide.
+Figures are designed for TensorBoard, which shows them about 330 pixels wide.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ WRITTEN = f"events.out.tfevents.*{EVENT_FILE_SUFFIX}", "comparison.*.png"
 """Patterns of the files that a later comparison replaces."""
 
 MAX_FILE_NAME = 100
-"""Length from which on the name of a plot is cut."""
+"""Largest length of a plot's file name; longer ones are cut."""
 
 ROWS_OF_ONE_HEIGHT = 6
-"""Number of rows from which on figures get higher."""
+"""Largest number of rows in a figure of normal height."""
 
 MARKERS = "osD^v<>phX"
 FASTEST = PairedRatio(1.0, 1.0, 1.0, 0)
-"""Figures of the fastest row, relative to its own."""
+"""The ratio of the fastest row to itself."""
 
 MAX_NAME = 36
 MAX_CONDITIONS = 8
@@ -46,7 +46,7 @@ AXIS_LENGTH = 1.34
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """A figure that is shown as one bar for each row; `origin` is where bars begin."""
+    """A figure shown as one bar for each row; bars begin at `origin`."""
 
     figure: str
     title: str
@@ -75,7 +75,7 @@ def write_comparison(comparison: Comparison, folder: Path) -> None:
 
 
 def comparison_figures(comparison: Comparison) -> dict[str, Figure]:
-    """Draw figures by tag; figures of one kind have the same axes, to be compared by eye.
+    """Return figures by tag; figures of one kind have the same axes, to be compared by eye.
 
     Only the first MAX_CONDITIONS settings are drawn.
     """
@@ -100,11 +100,11 @@ def comparison_figures(comparison: Comparison) -> dict[str, Figure]:
 def plot_ratios(
     names: Sequence[str], series: Mapping[str, Sequence[PairedRatio | None]], label: str
 ) -> Figure:
-    """Draw ratios with their intervals; ties are hollow.
+    """Draw ratios with their intervals; markers of ties are hollow.
 
     Args:
         names: names of the rows, from top to bottom.
-        series: ratios of all rows by the title of their color; None where there is none.
+        series: by title in the legend, the ratios of all rows; None for an unknown one.
     """
     figure, axes = _rows_of(names, label)
     axes.axvline(1.0, color="gray", lw=0.8, ls=":", zorder=0)
@@ -134,8 +134,8 @@ def plot_ratios(
 def _plot_relation(rows: Sequence[Row]) -> Figure:
     """Draw the throughput of each row over its embedding cost, both relative to the fastest's.
 
-    Rows that tie with the fastest are hollow. Rows are on the dotted curve if a step takes as many
-    times as long as its embeddings.
+    Rows that tie with the fastest are hollow. Rows lie on the dotted curve if the step time grows
+    by the same factor as the embedding cost.
     """
     figure, axes = thumbnail(4.2)
     for row, marker in zip(rows, itertools.cycle(MARKERS), strict=False):
@@ -154,19 +154,19 @@ def _plot_relation(rows: Sequence[Row]) -> Figure:
 
 
 def _error_bar(ratio: PairedRatio) -> list[list[float]] | None:
-    """Return how far the interval reaches to both sides; None if there is none."""
+    """Return how far the interval extends to both sides; None if there is no interval."""
     if math.isinf(ratio.high):
         return None
     return [[ratio.ratio - ratio.low], [ratio.high - ratio.ratio]]
 
 
 def _fill_color(ratio: PairedRatio) -> str | None:
-    """Return the color that fills the point of a ratio: white for a tie; None for its own."""
+    """Return the fill color of a ratio's marker: white for a tie; None for the default."""
     return "white" if ratio.is_tie and ratio.low < ratio.high else None
 
 
 def _over_fastest(row: Row) -> tuple[PairedRatio | None, PairedRatio | None]:
-    """Return embedding cost and throughput over those of the fastest; None where not known."""
+    """Return embedding cost and throughput relative to the fastest row's; None where unknown."""
     behind = row.ratios["fastest_over"]
     if behind is None:
         return (FASTEST, FASTEST) if row.ratios is not NO_RATIOS else (None, None)
@@ -176,7 +176,7 @@ def _over_fastest(row: Row) -> tuple[PairedRatio | None, PairedRatio | None]:
 
 
 def _tag(*names: str) -> str:
-    """Join names to a tag; TensorBoard groups by the part before the first slash."""
+    """Join names into a tag; TensorBoard groups by the part before the first slash."""
     return "/".join(name.replace("/", "_") for name in names)
 
 

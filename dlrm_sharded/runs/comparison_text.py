@@ -29,7 +29,7 @@ STAGE_MEANS = {
     "input dist": ("input_dist_ms", ",.2f"),
     "prediction": (PREDICTION_ERROR, "+,.1%"),
 }
-"""Figures and how their means are written, by the titles of their columns; "" for a ratio."""
+"""Figures and the formats of their means, by column title; the format of a ratio is empty."""
 
 ABOUT_MEANS = """\
 Figures are means over the runs that succeeded, ± their standard deviation (n - 1). With rounds,
@@ -47,7 +47,7 @@ sum on the slowest rank. Prediction is the error of the predicted embedding cost
 def comparison_markdown(comparison: Comparison) -> str:
     """Write the conditions, the figures and the failures of a comparison.
 
-    There are two tables of few columns, as TensorBoard breaks words to fit a wide one.
+    There are two narrow tables, because TensorBoard breaks words to fit a wide one.
     """
     failures = _failures(comparison)
     parts = [
@@ -71,7 +71,7 @@ def short_table(comparison: Comparison) -> str:
 
 
 def _table(comparison: Comparison, means: Mapping[str, tuple[str, str]]) -> TextTable:
-    """Return a table with a row for each sharder and setting, and the columns that any row knows.
+    """Return a table with a row for each group, and the columns of which any row has a value.
 
     Args:
         means: see `MEANS`.
@@ -106,7 +106,7 @@ def _cell(row: Row, figure: str, spec: str) -> str | None:
 
 
 def _about(comparison: Comparison) -> Iterator[str]:
-    """Describe the compared runs, and count them by kind if they differ."""
+    """Yield lines that describe the compared runs, and count them by property if they differ."""
     table = comparison.table
     ran = table.filter(pl.col("state") == SUCCEEDED)
     num_seeds = table["seed"].drop_nulls().n_unique()
@@ -133,13 +133,13 @@ def _about(comparison: Comparison) -> Iterator[str]:
 
 
 def _has_one_cost_model(comparison: Comparison) -> bool:
-    """Return whether all predictions are by the same costs, as far as is known."""
+    """Return whether all predictions used the same cost model, as far as is known."""
     succeeded = comparison.table.filter(pl.col("state") == SUCCEEDED)
     return succeeded["prices_digest"].n_unique() < 2
 
 
 def _counted(values: pl.Series) -> str:
-    """Return the value that all have, or each value with its number of runs."""
+    """Return the value of all runs, or each value with its number of runs."""
     counts = values.cast(pl.String).fill_null("unknown").value_counts(sort=True).rows()
     if len(counts) < 2:
         return str(counts[0][0]) if counts else "unknown"
@@ -147,7 +147,7 @@ def _counted(values: pl.Series) -> str:
 
 
 def _failures(comparison: Comparison) -> list[str]:
-    """Return a line for each run that did not succeed and each thing that could not be read."""
+    """Return a line for each run that did not succeed, and for each file that could not be read."""
     failed = comparison.table.filter(pl.col("state") != SUCCEEDED)
     lines = [
         f"{name}: {state}: {reason or 'no reason known'} ({f'log: {log}' if log else 'no log'})"

@@ -1,8 +1,8 @@
 """The owner of a run's folder: the one process that may write there.
 
 Rank 0 of a job claims the folder before anything is written to it. It locks the file `.owner`,
-writes there who it is, and keeps the lock until it ends, however that happens. The lock holds
-between all processes of a machine, in containers too. Some shared disks do not keep it between
+writes its identity there, and keeps the lock until the process ends in any way. The lock is seen by
+all processes of a machine, in containers too. Some shared disks do not propagate it to other
 machines, so an owner also touches its file every few seconds, and a process on another machine
 takes the folder over only after a minute without a touch. No clocks are compared.
 """
@@ -26,14 +26,14 @@ from dlrm_sharded.files.json_files import read_file
 log = logging.getLogger(__name__)
 
 FILE_NAME = ".owner"
-"""File that says on its first line who owns the folder, and on its second line which kernel knows
-all of its locks. It is empty after the owner has given the folder back."""
+"""File whose first line names the owner, and whose second line identifies the kernel that knows all
+locks of the file. It is empty after the owner has released the folder."""
 
 SIGN_OF_LIFE_S = 5.0
 """Time between two touches of an owner's file."""
 
 SILENCE_S = 60.0
-"""Time without a touch after which an owner on another machine is taken for dead."""
+"""Time without a touch after which an owner on another machine is considered dead."""
 
 
 class RunOwner:
@@ -51,8 +51,8 @@ class RunOwner:
     def check(self) -> None:
         """Raise LostFolderError if another process has taken the folder over.
 
-        A file that was removed, alone or with the whole folder, is made again, and so is the
-        folder, so that the work is not lost.
+        If the file was removed, alone or with the whole folder, both are created again, so that the
+        work is not lost.
 
         Raises:
             LostFolderError: another process owns the folder.
@@ -70,16 +70,16 @@ class RunOwner:
             )
 
     def release(self) -> None:
-        """Give the folder back."""
+        """Release the folder, so that another process can claim it."""
         _held.pop(self._folder, None)
         self._ended.set()
-        with suppress(OSError, ValueError):  # then the end of the process shows it
+        with suppress(OSError, ValueError):  # then the end of the process releases it
             if read_file(self._path) == self._claim:
                 self._file.truncate(0)
         self._file.close()
 
     def _locked_file(self) -> IO[bytes]:
-        """Return the file, with its lock and this process's claim.
+        """Return the file after locking it and writing this process's claim.
 
         Raises:
             ConfigError: another process owns the folder.
@@ -111,7 +111,7 @@ class RunOwner:
         return file
 
     def _gives_sign(self, found: bytes) -> bool:
-        """Return whether the owner that wrote `found` touches its file within a minute."""
+        """Wait a minute; return whether the owner that wrote `found` touched its file meanwhile."""
         message = "%s is owned by %s on another machine; waiting %.0f s to see whether it is alive"
         log.warning(message, self._folder, _name(found), SILENCE_S)
         before = self._last_touch()
@@ -119,7 +119,7 @@ class RunOwner:
         return self._last_touch() != before
 
     def _last_touch(self) -> int:
-        with self._path.open("rb") as file:  # NFS asks its server when a file is opened
+        with self._path.open("rb") as file:  # opening a file makes NFS ask its server
             return os.fstat(file.fileno()).st_mtime_ns
 
     def _give_signs(self) -> None:
@@ -133,10 +133,10 @@ _held: dict[Path, RunOwner] = {}
 
 
 def claim(folder: Path, *, key: str = "hydra.run.dir") -> RunOwner:
-    """Make this process the owner of a folder, which is created; return the claim it may have.
+    """Make this process the owner of a folder, which is created; return its new or existing claim.
 
     Args:
-        key: config key that names the folder, for the message.
+        key: config key of the folder, for the error message.
 
     Raises:
         ConfigError: another process owns the folder.

@@ -1,12 +1,12 @@
-"""How many times as much one sharder takes as another, from pairs, and which one is the fastest.
+"""Ratios of the figures of two sharders, from pairs of runs, and which sharder is the fastest.
 
-Two figures of runs are a pair if they have the same seed and were measured in the same round of a
-sweep, or both without rounds. They share hosts, minutes and load, so their ratio says more than
-the ratio of two means. Runs with the same plan differ by noise alone, so their figures count as
-one. Nothing is assumed about the distribution of ratios but that their logarithms are symmetric
-around the true one. The estimate is the median of all pairwise means (Hodges and Lehmann, 1963),
-and the interval that of Wilcoxon's signed ranks with their normal approximation (Hollander, Wolfe
-and Chicken, Nonparametric Statistical Methods, section 3.3).
+Figures of two runs are a pair if the runs have the same seed and were measured in the same round of
+a sweep, or both without rounds. They share hosts, time and load, so their ratio says more than the
+ratio of two means. Runs with the same plan differ only by noise, so their figures count as one. The
+only assumption about the distribution of ratios is that their logarithms are symmetric around the
+true value. The estimate is the median of all pairwise means (Hodges and Lehmann, 1963), and the
+interval is that of Wilcoxon's signed-rank test in its normal approximation (Hollander, Wolfe and
+Chicken, Nonparametric Statistical Methods, section 3.3).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from dlrm_sharded.runs.rounds import Round
 
 CONFIDENCE = 0.95
 MIN_PAIRS = 6
-"""Number of pairs from which on there is an interval: of 5 pairs, all have one sign by chance in
-one of 16 cases."""
+"""Smallest number of pairs that gives an interval: 5 pairs all have the same sign by chance in one
+of 16 cases."""
 
 RESOLVED = 0.02
-"""Difference for which the conclusion says how many rounds would resolve it."""
+"""Relative difference for which the conclusion says how many rounds would resolve it."""
 
 MIN_PLANS = 5
-"""Number of different plans from which on their costs and throughputs are correlated."""
+"""Smallest number of different plans for which the correlation of cost and throughput is given."""
 
 PAIR = ("seed", "round")
 SPEED, COST = "samples_per_s", "embedding_cost_ms"
@@ -50,7 +50,7 @@ class PairedRatio:
 
     Args:
         ratio: the first figure over the second.
-        low, high: ends of the interval with `CONFIDENCE`; 0 and infinity for less than `MIN_PAIRS`.
+        low, high: ends of the interval with `CONFIDENCE`; 0 and infinity below `MIN_PAIRS`.
         num_pairs: number of pairs.
     """
 
@@ -61,7 +61,7 @@ class PairedRatio:
 
     @property
     def is_tie(self) -> bool:
-        """Return whether the pairs do not show a difference between the two."""
+        """Whether the pairs show no difference between the two figures."""
         return self.low <= 1.0 <= self.high
 
     def text(self, digits: int = 3) -> str:
@@ -72,10 +72,10 @@ class PairedRatio:
         return f"{self.ratio:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]{tie}"
 
     def pairs_to_resolve(self, difference: float) -> int:
-        """Return about how many pairs would resolve a difference, such as 0.02.
+        """Return about how many pairs would resolve a relative difference, such as 0.02.
 
-        The interval shrinks with the root of the number of pairs. Without an interval, as many as
-        are needed for one.
+        The interval shrinks with the square root of the number of pairs. Without an interval, it is
+        the number of pairs that gives one.
         """
         if math.isinf(self.high):
             return MIN_PAIRS
@@ -84,11 +84,11 @@ class PairedRatio:
 
 
 Ratios = Mapping[str, PairedRatio | None]
-"""Ratios of a sharder by name; None without a pair.
+"""Ratios of a sharder by name; None if there are no pairs.
 
-fastest_over: throughput of the fastest over that of this one; None for the fastest itself.
-cost_over_fastest: embedding cost of this one over that of the fastest.
-over_random: throughput of this one over that of the baseline.
+fastest_over: the fastest sharder's throughput over this one's; None for the fastest itself.
+cost_over_fastest: this sharder's embedding cost over the fastest one's.
+over_random: this sharder's throughput over the baseline's.
 """
 
 NO_RATIOS: Ratios = dict.fromkeys(("fastest_over", "cost_over_fastest", "over_random"))
@@ -98,7 +98,7 @@ NO_RATIOS: Ratios = dict.fromkeys(("fastest_over", "cost_over_fastest", "over_ra
 class Ranking:
     """Ratios by label, from the fastest to the slowest; a round has `num_seeds` pairs.
 
-    Without two sharders that have a pair there is no label.
+    It is empty unless at least two sharders have a pair.
     """
 
     ratios: Mapping[str, Ratios]
@@ -106,22 +106,22 @@ class Ranking:
 
     @property
     def behind(self) -> dict[str, PairedRatio]:
-        """How far each of the others is behind the fastest."""
+        """The ratio `fastest_over` of each sharder except the fastest."""
         return {
             name: over for name, found in self.ratios.items() if (over := found["fastest_over"])
         }
 
     def left_out(self, difference: float) -> set[str]:
-        """Return who need not be measured any more to find the fastest to a difference.
+        """Return the labels that need no more rounds to find the fastest within a difference.
 
-        These are all if everybody is clearly behind, or within the difference.
+        These are all labels once each of the others is clearly behind, or within the difference.
         """
         clear = {label for label, ratio in self.behind.items() if ratio.low > 1 + difference}
         within = {label for label, ratio in self.behind.items() if ratio.high < 1 + difference}
         return {*self.ratios} if clear | within == self.behind.keys() else clear
 
     def conclusion(self) -> str:
-        """Say which is the fastest, or which tie and how many rounds would resolve a difference."""
+        """Return which sharder is the fastest, or which tie and how many rounds would resolve it."""
         first = next(iter(self.ratios))
         ties = {label: ratio for label, ratio in self.behind.items() if ratio.is_tie}
         if not ties:
@@ -136,11 +136,12 @@ class Ranking:
         return f"{said}; {advice} would resolve a difference of {RESOLVED:.0%}"
 
     def relation(self) -> str | None:
-        """Say how embedding cost and throughput go together, and what that does not show.
+        """Return a sentence on the correlation of embedding cost and throughput, and its limits.
 
-        Sharders with the same plan count as one. None for less than `MIN_PLANS`, or without
-        intervals. The interval is that of Fisher's transformation, with the variance of Fieller,
-        Hartley and Pearson (1957), for which a perfect order is one halfway to the next best.
+        Sharders with the same plan count as one. It is None for fewer than `MIN_PLANS` plans, or
+        without intervals. The interval is that of Fisher's transformation, with the variance of
+        Fieller, Hartley and Pearson (1957); a perfect order is replaced by one halfway to the next
+        best.
         """
         behind = self.behind.values()
         ratios = [(one["cost_over_fastest"], one["fastest_over"]) for one in self.ratios.values()]
@@ -166,9 +167,9 @@ NO_RANKING = Ranking({}, 0)
 def paired_ratio(
     first: Sequence[float] | pl.Series, second: Sequence[float] | pl.Series
 ) -> PairedRatio | None:
-    """Estimate the ratio of two figures from pairs of them; None without any.
+    """Estimate the ratio of two figures from pairs; None if there are no pairs.
 
-    Pairs are left out in which one of the figures is unknown, or not above zero.
+    Pairs in which a figure is unknown or not positive are left out.
     """
     figures = np.stack([np.asarray(first, dtype=float), np.asarray(second, dtype=float)])
     figures = figures[:, (np.isfinite(figures) & (figures > 0)).all(axis=0)]
@@ -189,16 +190,16 @@ def paired_ratio(
 def measured(
     label: str, seed: int | None, folder: Path, found: Mapping[int, Round | RunResult]
 ) -> list[dict[str, Any]]:
-    """Return rows for `rank` of what was measured of the run in a folder.
+    """Return the rows of `rank` for the measurements of the run in a folder.
 
     Args:
-        label: the sharder, with the options in which it differs from others.
-        found: what was measured, by round.
+        label: the sharder, with its options.
+        found: the measurements, by round.
     """
     try:
         plan = json.dumps(read_json_object(folder / "plan.json", noun="plan").get("shards"))
     except ConfigError:
-        plan = str(folder)  # as if it were another plan than all others
+        plan = str(folder)  # count it as a plan that no other run has
     return [
         {"label": label, "plan": plan, "seed": seed or 0, "round": number}
         | {name: getattr(figures, name) for name in (SPEED, COST)}
@@ -209,11 +210,11 @@ def measured(
 def rank(rows: Sequence[Mapping[str, Any]], *, baseline: str | None = None) -> Ranking:
     """Rank sharders by their throughput.
 
-    The fastest is who is faster than most others, not all of which need have all pairs.
+    The fastest sharder is the one that is faster than most others; some may lack pairs.
 
     Args:
         rows: see `measured`.
-        baseline: label of the sharder that `over_random` is over.
+        baseline: label of the sharder to which `over_random` refers.
     """
     if not rows:
         return NO_RANKING
@@ -238,9 +239,9 @@ def rank(rows: Sequence[Mapping[str, Any]], *, baseline: str | None = None) -> R
 
 
 def _by_label(found: pl.DataFrame, figure: str) -> pl.DataFrame:
-    """Return a column of a figure for each label, and a row for each pair.
+    """Return a frame of a figure with a column for each label, and a row for each seed and round.
 
-    Runs with the same plan have their median.
+    Runs with the same plan get the median of their values.
     """
     return (
         found.filter(pl.col(figure) > 0)

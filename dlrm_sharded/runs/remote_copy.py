@@ -1,4 +1,4 @@
-"""The copy of a run's files in an object store, beside its checkpoints there."""
+"""The copy of a run's files in an object store, next to its checkpoints there."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ RUN_FILE = "run.json"
 """File in a run's folder with the run's id and its starts."""
 
 NOT_COPIED = (".owner", f"{FOLDER_NAME}/")
-"""Beginnings of names: a claim is of one host, and checkpoints are written where they are kept."""
+"""Prefixes of names: a claim belongs to one host, and checkpoints are written to the store."""
 
 
 class RemoteCopy:
-    """Copies what changes in a run's folder, and brings it to hosts that do not have it.
+    """Copies changes in a run's folder to the store, and back to hosts that do not have them.
 
     Args:
-        folder: of the run, on the host of rank 0.
+        folder: folder of the run, on the host of rank 0.
     """
 
     def __init__(self, folder: Path, home: RemotePath) -> None:
@@ -27,7 +27,7 @@ class RemoteCopy:
         self._copied: dict[str, tuple[int, int]] = {}
 
     def push(self) -> None:
-        """Upload the files that are new or have changed since the last call.
+        """Upload files that are new or have changed since the last call.
 
         Raises:
             OSError: a file cannot be read or uploaded.
@@ -44,7 +44,7 @@ class RemoteCopy:
     def pull(self) -> None:
         """Download the files of an interrupted run, unless its last start was in this folder.
 
-        The log goes on in this process, and Hydra's files are those of this start.
+        Logs and files in subfolders, such as Hydra's, are not downloaded.
 
         Raises:
             OSError: a file cannot be downloaded or written.

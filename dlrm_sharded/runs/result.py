@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # both load torch
 FILE_NAME = "result.json"
 
 MAX_FIGURE = 1e30
-"""Limit beyond any real figure, below which means and plots of figures are finite."""
+"""Larger than any real figure, and small enough that means and plots of figures are finite."""
 
 Finite = Annotated[float, Meta(ge=-MAX_FIGURE, le=MAX_FIGURE)]
 
@@ -43,24 +43,25 @@ Objective = Annotated[Finite, "objective"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """Results of a run; a value is None if it is not known.
+    """Results of a run; unknown values are None.
 
     Args:
         device: name of the hardware.
         pipeline, compile_mode, dense_graph: `StepOptions` of the training after its warm-up.
-        stages_ms: time of each stage, the max over ranks; they sum to the critical path.
+        stages_ms: time of each stage, the maximum over ranks; they sum to the critical path.
         per_rank: measured costs in rank order.
         spread, launch_ms: see `MeasuredCost`.
-        prices: provenance of the costs of the prediction, see `CostProvenance.short_text`.
-        prices_digest: see `MadeFrom`; runs whose cost models differ have other predictions, too.
-        expected_error: of `predicted_critical_path_ms`, relative.
+        prices: provenance of the predicted costs, see `CostProvenance.short_text`.
+        prices_digest: digest of the cost model, see `MadeFrom`; if it differs between runs, their
+        predictions are not comparable.
+        expected_error: relative error to expect of `predicted_critical_path_ms`.
         samples_per_s_p10: throughput that nine tenths of the steps exceed.
         samples_per_s_overall: throughput of the whole loop, see `TrainingResult`.
-        hosts, began_s, core_wait: see `MachineLoad`, of the training.
-        gpus: states of each rank's GPU around a measurement, "embedding_cost" and "training".
-        ids_out_of_range: number of ids that each table lacks, for which row 0 was looked up.
-        steps: number of steps of the whole training, with those before an interruption.
-        interruptions: how often the run was interrupted and started again.
+        hosts, began_s, core_wait: load during training, see `MachineLoad`.
+        gpus: states of each rank's GPU around the measurements "embedding_cost" and "training".
+        ids_out_of_range: number of ids beyond each table's rows, for which row 0 was looked up.
+        steps: number of steps of the whole training run, including those before an interruption.
+        interruptions: how often the run was interrupted and restarted.
     """
 
     sharder: Text | None = None
@@ -120,8 +121,8 @@ class RunResult:
     def metrics(self) -> dict[str, float | None]:
         """Figures by name, with one for every stage.
 
-        `<stage>_ms` is the max over ranks, so that the stages sum to the critical path; those of
-        the slowest rank sum to the embedding cost.
+        `<stage>_ms` is the maximum over ranks, so that the stages sum to the critical path; the
+        times `slowest_rank_<stage>_ms` sum to the embedding cost.
         """
         figures: dict[str, float | None] = {
             key: getattr(self, key) for key, form in _FORMS.items() if form in (Finite, Objective)
@@ -140,10 +141,10 @@ _FORMS = {
     key: typing.get_args(hint)[0]
     for key, hint in typing.get_type_hints(RunResult, include_extras=True).items()
 }
-"""Forms of the keys' values, if they are known."""
+"""Types of the keys' values, if the values are known."""
 
 METRICS = tuple(RunResult().metrics)
-"""Names of the figures of a run."""
+"""Names of a run's figures."""
 
 OBJECTIVES = tuple(key for key, form in _FORMS.items() if form == Objective)
 """Keys of result.json that a sweep can optimize."""
@@ -153,7 +154,7 @@ OF_TRAINING = (
     *("samples_per_s", "samples_per_s_p10", "samples_per_s_overall", "step_ms", "loss"),
     *("peak_gib", "reserved_gib", "ids_out_of_range"),
 )
-"""Keys that have the values of a `TrainingResult`."""
+"""Keys whose values come from a `TrainingResult`."""
 
 NOT_TIMED = "no step after the warm-up (trainer.num_warmup_steps) was timed"
 """Reason for an unknown throughput."""
@@ -179,7 +180,7 @@ def run_result(
     """Gather the results of a run.
 
     Args:
-        of_run: further values, by their keys.
+        of_run: further values, by key.
     """
     cost, predicted, provenance = measured.cost, report.cost, report.provenance
     evaluation = training.evaluation
@@ -223,7 +224,7 @@ def _times_of(cost: PlanCost, prefix: str = "") -> dict[str, Any]:
 
 
 def write_result(folder: Path, result: RunResult) -> None:
-    """Write result.json, with null for values that are not known or not finite."""
+    """Write result.json, with null for values that are unknown or not finite."""
     usable = _usable(dataclasses.asdict(result))
     write_json(folder / FILE_NAME, dataclasses.asdict(usable))
 
@@ -239,7 +240,7 @@ def read_result(folder: Path) -> RunResult | None:
 
 
 def _usable(fields: Mapping[str, Any]) -> RunResult:
-    """Return what can be used of the fields of a file, of any version and perhaps damaged."""
+    """Return the usable fields of a file, which is of any version and may be damaged."""
     found: dict[str, Any] = {}
     for key, form in _FORMS.items():
         with suppress(DataError):
@@ -250,5 +251,5 @@ def _usable(fields: Mapping[str, Any]) -> RunResult:
 
 
 def setting_text(setting: Mapping[str, str]) -> str:
-    """Write overrides as on the command line, in order of their keys."""
+    """Return overrides as on the command line, in the order of their keys."""
     return " ".join(f"{key}={setting[key]}" for key in sorted(setting))

@@ -1,9 +1,9 @@
-"""rounds.jsonl: what the rounds of a sweep measured of a run, in turns with others.
+"""rounds.jsonl: the measurements of a run in the rounds of a sweep, in turn with other runs.
 
-Runs that were measured in the same round shared its hosts and minutes, so their figures are pairs.
-Rounds that other work on the hosts has disturbed are found and measured again. What is usual
-follows from the sweep itself: the threads of a rank wait for one another too, and steps of one
-model vary more than those of another.
+Runs that were measured in the same round shared hosts and time, so their figures are pairs. Rounds
+that were disturbed by other work on the hosts are detected and measured again. The sweep itself
+tells what is usual: a rank's threads also wait for each other, and the steps of some models vary
+more than those of others.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from dlrm_sharded.ranks.gpus import GpuStates
 FILE_NAME = "rounds.jsonl"
 
 MAX_CORE_WAIT = 0.1
-"""Share of a measurement, beyond the usual one, in which others may have a rank's core."""
+"""Largest excess over the usual share of time in which others have a rank's core."""
 
 MAX_SPREAD = 3.0, 0.1
-"""Factor and summand beyond the usual spread of steps at which a measurement gives itself away."""
+"""Factor and summand: a larger spread of steps than usual * factor + summand is a disturbance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +35,12 @@ class Round:
 
     Args:
         round: number of the round, from 0.
-        place: how many runs were measured before this one in the round.
-        spread: the largest of the stages' interquartile ranges, relative to their medians.
-        step_spread: how much longer the slowest tenth of the steps took than the median, relative.
-        hosts, began_s, core_wait, gpus: see `MachineLoad`, of the steps.
-        seconds: how long the measurement took, with building the model.
-        attempt: 1 if the round was disturbed and this is its repetition, else 0.
+        place: number of runs that were measured before this one in the round.
+        spread: largest interquartile range of a stage's times, relative to its median.
+        step_spread: relative excess of the steps' 90th percentile over their median time.
+        hosts, began_s, core_wait, gpus: load during the steps, see `MachineLoad`.
+        seconds: duration of the measurement, including building the model.
+        attempt: 1 for the repetition of a disturbed round, else 0.
     """
 
     round: Int
@@ -59,18 +59,18 @@ class Round:
 
 
 def rounds_file(run_dir: Path) -> LineFile:
-    """Return the file in the folder of a run; it need not exist."""
+    """Return the file in the folder of a run, whether or not it exists."""
     return LineFile(run_dir / FILE_NAME, "round")
 
 
 def read_rounds(run_dir: Path) -> dict[int, Round]:
-    """Return the rounds of a run by number; of one that was measured again, the latest counts."""
+    """Return the rounds of a run by number; if a round was repeated, its latest measurement."""
     file, parse = rounds_file(run_dir), functools.partial(read_form, form=Round, name="a round")
     return {found.round: found for found in file.latest(parse, most=10**6).values()}
 
 
 def disturbed_rounds(runs: Sequence[Mapping[int, Round]]) -> set[int]:
-    """Return the rounds of which at least one measurement is far from what is usual."""
+    """Return the rounds in which at least one measurement is far from the usual."""
     measured = [found for rounds in runs for found in rounds.values()]
     if not measured:
         return set()
@@ -87,9 +87,9 @@ def disturbed_rounds(runs: Sequence[Mapping[int, Round]]) -> set[int]:
 
 
 def rounds_to_repeat(runs: Sequence[Mapping[int, Round]]) -> list[int]:
-    """Return the rounds whose repetition was begun and not ended, and those that need one.
+    """Return the rounds whose repetition is incomplete, and those that need a repetition.
 
-    Each is repeated once, with all its runs, so that pairs stay pairs.
+    A round is repeated at most once, with all its runs, so that pairs stay complete.
     """
     first, again = (
         {number for rounds in runs for number, found in rounds.items() if found.attempt == attempt}
@@ -99,7 +99,7 @@ def rounds_to_repeat(runs: Sequence[Mapping[int, Round]]) -> list[int]:
 
 
 def disturbance_text(runs: Sequence[Mapping[int, Round]]) -> str:
-    """Say how many rounds were repeated, and are disturbed still."""
+    """Return a text with the number of rounds that were repeated, and that are still disturbed."""
     repeated = {number for rounds in runs for number in rounds if rounds[number].attempt}
     return (
         f"{len(set().union(*runs))} rounds, of which {len(repeated)} were measured again, and "

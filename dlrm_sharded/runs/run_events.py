@@ -1,8 +1,8 @@
-"""Writes a run for TensorBoard, in its own format; tools outside this repository read the tags.
+"""Writes a run in TensorBoard's format; tools outside this repository read the tags.
 
-torch's SummaryWriter takes longer to load than this whole package, and has no public method for
-HParams in the run's own file. TensorBoard's writer cannot go on with a file of an earlier process,
-and on a full disk it ends the training.
+torch's SummaryWriter takes longer to load than this whole package, and has no public method that
+writes HParams to the run's own file. TensorBoard's writer cannot continue a file of an earlier
+process, and on a full disk it ends the training.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FLUSH_S = 10
 _number = itertools.count()
 
 THROUGHPUT = "train/samples_per_s/median"
-"""Throughput of the whole run, as in result.json; `train/samples_per_s` is that of a few steps."""
+"""Throughput of the whole run, as in result.json; `train/samples_per_s` covers a few steps."""
 
 HPARAMS = ("sharder", "batch_size", "seed")
 COMPARED_METRICS = {
@@ -50,19 +50,19 @@ COMPARED_METRICS = {
     THROUGHPUT: "samples/s",
     "eval/auroc": "AUROC",
 }
-"""Titles of scalars by tag. With the HParams, these are the columns that fit on one page."""
+"""Titles of scalars by tag. Together with the HParams, these columns fit on one page."""
 
 
 class EventFile:
-    """An event file in a folder; TensorBoard stops showing the earlier files there.
+    """An event file in a folder; TensorBoard stops showing earlier files in that folder.
 
-    Events are kept in memory until they are written together, every `FLUSH_S` seconds. Those that
-    cannot be written are lost, with one warning for all of them.
+    Events are buffered in memory, and written together every `FLUSH_S` seconds. After a failed
+    write, there is one warning, and all further events are lost.
 
     Args:
-        enabled: false for no file at all, as on other ranks than 0: every method does nothing then.
-        going_on: name and size of a file of an earlier process that is cut to this size, and gets
-            further events; None for a new file.
+        enabled: false, as on ranks other than 0, for no file: then all methods do nothing.
+        going_on: name and size of a file of an earlier process, which is truncated to this size and
+        continued; None for a new file.
         check_owner: called before each write; raises LostFolderError if another job has the folder.
     """
 
@@ -75,7 +75,7 @@ class EventFile:
         going_on: tuple[str, int] | None = None,
         check_owner: Callable[[], None] = lambda: None,
     ) -> None:
-        self._enabled = enabled  # until a write fails: then the end of the file may be cut
+        self._enabled = enabled  # until a write fails, which may leave half an event
         self._flushed_s = time.monotonic()
         self._check_owner = check_owner
         self._events = io.BytesIO()
@@ -135,7 +135,7 @@ class EventFile:
             return
         try:
             self._check_owner()
-            with self._path.open("ab") as file:  # nothing is written over what another job wrote
+            with self._path.open("ab") as file:  # append: another job's events stay
                 file.write(events)
         except (OSError, LostFolderError) as error:
             self._enabled = False
@@ -155,14 +155,14 @@ class RunWriter(EventFile):
         self._run_scalars: dict[str, float] = {}
 
     def run_scalar(self, tag: str, value: float) -> None:
-        """Write a figure of the run as a whole."""
+        """Write a figure of the whole run."""
         self._run_scalars[tag] = value
         self.scalar(tag, value)
 
     def conclude(self, result: TrainingResult) -> None:
-        """Write the figures of the whole training, then all figures of the run at its last step.
+        """Write the figures of the whole training run, then all run figures again at the last step.
 
-        TensorBoard hides the highest and lowest of single points as outliers, but not of lines.
+        TensorBoard hides the highest and lowest single points as outliers, but not those of lines.
         """
         self.run_scalar("memory/peak_gib/max", result.peak_gib)
         if result.reserved_gib is not None:
@@ -174,9 +174,9 @@ class RunWriter(EventFile):
             self.scalar(tag, value, result.num_steps)
 
     def config(self, yaml: str, hparams: Mapping[str, str]) -> None:
-        """Write the run's config as text, and the values that runs are compared by as HParams.
+        """Write the run's config as text, and the values by which runs are compared as HParams.
 
-        A run that goes on has them already.
+        A resumed run has them already.
         """
         if self._goes_on:
             return
@@ -186,7 +186,7 @@ class RunWriter(EventFile):
             metrics=[Metric(tag, display_name=title) for tag, title in COMPARED_METRICS.items()],
         )
         self._add(summary=columns)
-        # TensorBoard cuts the end of a name, and takes equal ones for one trial.
+        # TensorBoard cuts the end of a name, and treats equal names as one trial.
         trial = f"{self._path.parent.name}/{self._path.parent.parent.name}"
         self._add(summary=hparams_pb(dict(hparams), trial_id=trial))
 
@@ -205,12 +205,12 @@ class RunWriter(EventFile):
         Args:
             cost: measured cost.
             step: number of steps trained before the plan was made.
-            is_new: false for the plan of a run that goes on with it; its figures are written at
-                the end only.
+            is_new: false if a resumed run keeps the plan; its figures are then written only at the
+                end.
         """
         if not self._enabled:
             return
-        # matplotlib takes a second to load, on rank 0 alone
+        # matplotlib takes a second to load, and only rank 0 needs it
         from dlrm_sharded.explain.figures import plot_cost_by_rank, plot_memory_by_rank
 
         figures = {

@@ -1,4 +1,4 @@
-"""Finds the runs in some folders, and reads their figures, or the reasons for their failures.
+"""Finds the runs in folders, and reads their figures, or the reasons why they failed.
 
 Jobs of sweeps that left no folder are found, too.
 """
@@ -22,11 +22,11 @@ from dlrm_sharded.runs.result import FILE_NAME, RunResult, read_result, setting_
 OVERRIDES = ".hydra/overrides.yaml"
 SUCCEEDED = "succeeded"
 FINAL_STATES = ("failed", "cancelled", "preempted", "not_started")
-"""States that stand even where there is a result.json: a rank may fail after it was written."""
+"""States that count even if there is a result.json: a rank may fail after it was written."""
 
 NAMES_OF_02 = {"neuroshard": "search (0.2)", "neuroshard_paper": "neuroshard (0.2)"}
-"""Names of runs of release 0.2 whose sharder is named otherwise since. Its results name no costs,
-which those of today's sharders with these names do."""
+"""Names for runs of release 0.2 whose sharders have been renamed since. Its results do not have the
+key `costs`, but those of today's sharders with these names do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +47,11 @@ class Run:
     """One run, whether it succeeded or not.
 
     Args:
-        name: path below the folder that holds all that are compared.
+        name: path relative to the common folder of all compared runs.
         sweep: folder of the runs that were started together.
-        sharder: its name; that of a run of 0.2 says so where it means another one since.
-        options: overrides of the sharder's own arguments, as on the command line.
-        setting: all other overrides, but for the seed.
+        sharder: name of the sharder; for a run of 0.2 it is marked if it now means another sharder.
+        options: overrides of the sharder's arguments, as on the command line.
+        setting: all other overrides, except the seed.
         result: None if the run did not succeed.
     """
 
@@ -70,7 +70,7 @@ class Run:
 
 
 def find_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
-    """Return each run in some folders once, by path, and messages about what could not be read.
+    """Return each run in folders once, ordered by path, and messages about unreadable files.
 
     A folder is a run, a sweep, or a tree of them.
 
@@ -121,7 +121,7 @@ def _jobs(sweep: Path) -> tuple[Job, ...]:
     """Return the jobs of a folder's sweep.json, if it has one.
 
     Raises:
-        ConfigError, DataError: the file cannot be read, or has another form.
+        ConfigError, DataError: the file cannot be read, or is malformed.
     """
     path = sweep / "sweep.json"
     if not path.is_file():
@@ -131,7 +131,7 @@ def _jobs(sweep: Path) -> tuple[Job, ...]:
 
 
 def read_run(folder: Path, *, root: Path, sweep: Path, job: Job) -> Run:
-    """Return the run of a folder, or of its job in sweep.json if it left no folder."""
+    """Return the run in a folder, or the job's run in sweep.json if it left no folder."""
     log = folder / "train.log" if job.log is None else sweep / job.log
     result, unreadable = None, None
     try:
@@ -149,7 +149,7 @@ def read_run(folder: Path, *, root: Path, sweep: Path, job: Job) -> Run:
         elif state in (None, SUCCEEDED):
             state = "unfinished" if state is None else "without result.json"
     overrides = _overrides(folder, job)
-    known = {"overrides": "unknown"} if overrides is None else overrides  # which no other run has
+    known = {"overrides": "unknown"} if overrides is None else overrides  # no other run has this
     own = {key: value for key, value in known.items() if key.startswith("sharder.")}
     others = {key: known[key] for key in known if key not in {"sharder", "seed", *own}}
     target = own.pop("sharder._target_", None)
@@ -173,7 +173,7 @@ def read_run(folder: Path, *, root: Path, sweep: Path, job: Job) -> Run:
 
 
 def _overrides(folder: Path, job: Job) -> dict[str, str] | None:
-    """Return the overrides by key, without Hydra's own; None where they are not known."""
+    """Return the overrides by key, without Hydra's own; None if they are unknown."""
     lines = job.overrides or _read_yaml(folder / OVERRIDES)
     if not isinstance(lines, list | tuple):
         return None
@@ -184,7 +184,7 @@ def _overrides(folder: Path, job: Job) -> dict[str, str] | None:
 
 
 def _spelled(text: str) -> str:
-    """Return one spelling of a value, as sweepers write False for false, and 0.001 for 1e-3."""
+    """Return a uniform spelling of a value: sweepers write False for false, and 0.001 for 1e-3."""
     for read in (int, float, yaml.safe_load):
         with contextlib.suppress(ValueError, yaml.YAMLError):
             return str(read(text)).replace(" ", "")
@@ -192,7 +192,7 @@ def _spelled(text: str) -> str:
 
 
 def _sharder(folder: Path, job: Job, overrides: Mapping[str, str], result: RunResult | None) -> str:
-    """Return the sharder as it was chosen: runs with and without a result get the same name."""
+    """Return the sharder's name in the config, so that runs with and without a result agree."""
     fields: Any = _read_yaml(folder / ".hydra" / "hydra.yaml")
     for key in ("hydra", "runtime", "choices", "sharder"):
         fields = fields.get(key) if isinstance(fields, dict) else None
@@ -203,10 +203,10 @@ def _sharder(folder: Path, job: Job, overrides: Mapping[str, str], result: RunRe
 
 
 def _read_yaml(path: Path) -> Any:
-    """Return the content; None where there is no such file, or it is not YAML."""
+    """Return the content of a file; None if it does not exist or is not YAML."""
     with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
         if path.is_file():
             loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-            # either loader makes plain values alone
+            # either loader makes only plain values
             return yaml.load(path.read_text(encoding="utf-8"), loader)
     return None

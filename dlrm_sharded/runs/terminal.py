@@ -1,4 +1,4 @@
-"""Texts that a run shows in the terminal: the error of the prediction, and its results."""
+"""Texts that a run prints in the terminal: the error of the prediction, and its results."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:  # loads torch
     from dlrm_sharded.training.training_result import TrainingResult
 
 CLOCK_ERROR = 0.15
-"""Relative error of one measurement, which no cost model can foresee."""
+"""Relative error of a single measurement, which no cost model can predict."""
 
 ADVICE = "`dlrm-calibrate` measures this hardware in 2 minutes, when nothing else runs on it"
 
 LAUNCH_BOUND_MS = 0.3
-"""A GPU's lookups that take less than this mostly wait for Python to launch kernels."""
+"""Lookups on a GPU that take less than this mostly wait for Python to launch kernels."""
 
 
 def prediction_text(report: PlanReport, measured: PlanCost) -> tuple[str, bool]:
-    """Write the predicted cost and its errors, and return whether they exceed what was expected."""
+    """Return a text of the predicted cost and its errors, and whether these exceed the expected."""
     assert report.cost is not None
     predicted, found = (
         {"cost": cost.cost_ms, "critical path": cost.critical_path_ms}
@@ -53,12 +53,12 @@ def closing_text(
     host: str | None = None,
     checkpoints_in: str | None = None,
 ) -> str:
-    """Write the results of a run in a few lines.
+    """Return the results of a run in a few lines.
 
     Args:
         cost: measured cost.
         on_cuda: whether the ranks compute on GPUs.
-        host: the host that has the folder, where others may lack it; None if all see it.
+        host: the host that has the folder, if others may lack it; None if all hosts see it.
         checkpoints_in: where the checkpoints are; None if there are none.
     """
     stages = ", ".join(f"{stage} {cost.stage_max_ms(stage):.2f}" for stage in STAGES)
