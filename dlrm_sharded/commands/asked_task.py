@@ -1,6 +1,6 @@
-"""The task of a config: of a file or of data, with the optimizer of the runs that it stands for.
+"""The task that a config names: from a file or from data, with the optimizer of its runs.
 
-The task of a file needs no torch.
+A task from a file needs no torch.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ log = logging.getLogger(__name__)
 
 HERE = "here"
 LINKS = ("intra_host_gb_per_s", "inter_host_gb_per_s")
-"""Keys of a topology that all commands use."""
+"""Bandwidth keys of a topology, which all commands use."""
 
 
 def asked_task(cfg: DictConfig) -> tuple[ShardingTask, Dataset | None]:
-    """Return the task of `cfg.task`, or that of `cfg.data` with the dataset.
+    """Return the task in `cfg.task`, or the task of `cfg.data` with its dataset.
 
     Raises:
         ConfigError: a value cannot be used.
@@ -49,7 +49,7 @@ def asked_task(cfg: DictConfig) -> tuple[ShardingTask, Dataset | None]:
 
 
 def unused_of_costs(cfg: DictConfig) -> dict[str, str]:
-    """Return the keys of costs that have no effect where this machine is not planned for."""
+    """Return the cost keys without effect, with the reason, if the plan is not for this machine."""
     if cfg.get("cost_model") is not None and cfg.hardware == HERE:
         return {}
     reason = "what is measured on this machine changes only the costs of a model of hardware=here"
@@ -57,7 +57,7 @@ def unused_of_costs(cfg: DictConfig) -> dict[str, str]:
 
 
 def check_batch_size(batch_size: Any, num_ranks: int, *, key: str = "batch_size") -> None:
-    """Refuse a global batch that the ranks cannot share equally."""
+    """Raise ConfigError unless the ranks can share the global batch equally."""
     check_count(key, batch_size, least=1, most=MAX_BATCH_SIZE)
     if batch_size % num_ranks:
         raise ConfigError(
@@ -68,11 +68,11 @@ def check_batch_size(batch_size: Any, num_ranks: int, *, key: str = "batch_size"
 def build_dataset(cfg: DictConfig) -> Dataset:
     """Build the dataset that `cfg.data` describes, with the global batch size of the run.
 
-    `data.bounds` is a key of the run, so no dataset can have an argument of this name.
+    `data.bounds` belongs to the run, so no dataset can have an argument with this name.
 
     Raises:
-        ConfigError: the dataset has another batch size than the run, whose plan, predicted cost
-            and throughput would then be those of other batches.
+        ConfigError: the dataset's batch size differs from the run's, so that plan, predicted cost
+            and throughput would be for other batches.
     """
     data = {key: cfg.data[key] for key in cfg.data if key != "bounds"}
     dataset: Dataset = instantiate(data, batch_size=cfg.batch_size)
@@ -86,7 +86,7 @@ def build_dataset(cfg: DictConfig) -> Dataset:
 
 
 def _task_of_data(cfg: DictConfig) -> tuple[ShardingTask, Dataset]:
-    """Return the task of the data, whose tables have the profile measured on it."""
+    """Return the task of the data, whose tables have profiles measured on the data."""
     embedding = instantiate(cfg.optimizer).embedding
     settings: TopologySettings = instantiate(cfg.topology)
     topology = settings.topology(**dict(zip(OPTIMIZER_KEYS, memory_of(embedding), strict=True)))
@@ -96,10 +96,10 @@ def _task_of_data(cfg: DictConfig) -> tuple[ShardingTask, Dataset]:
 
 
 def _task_of_file(cfg: DictConfig) -> ShardingTask:
-    """Read `cfg.task`, whose optimizer counts unless the command line names one, and log which.
+    """Read `cfg.task`; its optimizer counts unless the command line names one. Log the optimizer.
 
     Raises:
-        ConfigError: the file does not describe a task, or its ranks cannot have the optimizer.
+        ConfigError: the file does not describe a task, or its ranks cannot run the optimizer.
     """
     task, wanted = read_task(cfg.task), cfg.optimizer.embedding
     check_choice("optimizer.embedding", wanted, STATE_BYTES)

@@ -3,10 +3,10 @@
 dlrm-calibrate minutes=10
 dlrm-calibrate costs=calibration/costs.parquet
 
-Ranks measure random plans, and append each to the store of this hardware, by which later runs plan;
-so a kill loses nothing, and each further call adds plans. Under torchrun or TorchX all ranks of the
-job measure, so that exchanges between hosts are among what is measured; otherwise the command
-starts ranks of its own. Rank 0 fits a model to all samples in the store.
+Ranks measure random plans, and append each to the store of this hardware, which later runs use to
+plan. So a kill loses nothing, and each further call adds plans. Under torchrun or TorchX, all ranks
+of the job measure, so that exchanges between hosts are measured, too; otherwise the command starts
+its own ranks. Rank 0 fits a model to all samples in the store.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from dlrm_sharded.ranks.gpus import visible_gpus
 from dlrm_sharded.ranks.process import threads_of_a_rank
 from dlrm_sharded.ranks.torchrun import launch
 
-log = logging.getLogger("dlrm_sharded.calibrate")  # also of the module that runs as __main__
+log = logging.getLogger("dlrm_sharded.calibrate")  # also if the module runs as __main__
 
 MODULE = "dlrm_sharded.commands.calibrate"
 CPU_RANKS = 4
-"""Ranks on a machine without GPUs."""
+"""Number of ranks on a machine without GPUs."""
 
 RUN_RANKS = 2
-"""Ranks of a run on a CPU by default; a rank here has as many threads as one there."""
+"""Default number of ranks of a run on a CPU; ranks here have the same number of threads."""
 
 LEARNED = "learned"
 
@@ -129,7 +129,7 @@ def default_num_ranks() -> int:
 
 
 def _check(cfg: DictConfig) -> None:
-    """Raise ConfigError if a key has no effect, or a value cannot be used."""
+    """Raise ConfigError if a value cannot be used."""
     folder_to_write("out", cfg.out)
     check_choice("architecture", cfg.architecture, MIN_PLANS)
     check_count("seed", cfg.seed, least=0)
@@ -146,7 +146,7 @@ def _check(cfg: DictConfig) -> None:
 
 
 def _fit(cfg: DictConfig, samples: Sequence[Sample], context: RunContext) -> None:
-    """Fit the model, and report how well it predicts plans that were left out."""
+    """Fit the model, and report its errors on plans that were left out of the fit."""
     out = Path(cfg.out)
     if cfg.architecture == LEARNED:
         path, errors = fit_learned(samples, context, out)

@@ -1,4 +1,4 @@
-"""Say in one line what this installation computes on, or what to change: `dlrm-check-install`."""
+"""Print in one line on what this installation computes, or what to change: `dlrm-check-install`."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def main() -> None:
     with exit_codes():
         read_words(__doc__)
         if version_problem(installed_versions()) is not None:
-            sys.exit(EXIT_USER_ERROR)  # the import of the package has said it
+            sys.exit(EXIT_USER_ERROR)  # importing the package has printed it
         print(installation())
 
 
 def installation() -> str:
-    """Return the device, its driver, and the versions of the packages.
+    """Return a text with the device, its driver, and the versions of the packages.
 
     Raises:
         ConfigError: torch cannot use the visible GPUs, or FBGEMM does not run on the device.
@@ -60,7 +60,7 @@ def installation() -> str:
 
 
 def _check_fbgemm(device: torch.device, packages: str) -> None:
-    """Run one of FBGEMM's kernels, which fails where its build does not fit torch or the device."""
+    """Run one of FBGEMM's kernels, which fails if its build does not fit torch or the device."""
     import torch
 
     build: Build = "cuda" if device.type == "cuda" else "cpu"

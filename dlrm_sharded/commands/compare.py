@@ -49,13 +49,13 @@ log = logging.getLogger("dlrm_sharded.compare")
 
 
 def compare(cfg: DictConfig) -> None:
-    """Plan all tasks by all sharders of a config, and write the comparison."""
+    """Plan all tasks of a config with all its sharders, and write the comparison."""
     named = value_of(cfg.sharders) if isinstance(cfg.sharders, str) else plain(cfg.sharders)
     sharders = checked_names("sharders", named, example="sharders=[search,'search;pin={a: [0]}']")
     setting = _setting(cfg, sharders)
     tasks = on_topologies(cfg, _tasks(cfg))
     if cfg.measured:
-        from dlrm_sharded.contest import plan_measurements  # loads torch, which no case needs
+        from dlrm_sharded.contest import plan_measurements  # loads torch, which cases do not need
 
         for one in tasks:
             plan_measurements.check_measurable(one.name, one.task)
@@ -83,7 +83,7 @@ def compare(cfg: DictConfig) -> None:
 
 
 def _setting(cfg: DictConfig, sharders: Sequence[str]) -> Setting:
-    """Check the values of a config that say how the comparison is made and written."""
+    """Check and return the settings of the comparison and its output."""
     check_flag("measured", cfg.measured)
     check_count("seed", cfg.seed, least=0)
     check_number("tie", cfg.tie, most=1.0)
@@ -107,7 +107,7 @@ def _setting(cfg: DictConfig, sharders: Sequence[str]) -> Setting:
 
 
 def _tasks(cfg: DictConfig) -> list[ComparedTask]:
-    """Return the tasks of the config: of files, or of a set.
+    """Return the tasks of the config, from files or from a set.
 
     Raises:
         ConfigError: there is no task, or a file does not describe one.
@@ -129,12 +129,12 @@ def _tasks(cfg: DictConfig) -> list[ComparedTask]:
 
 
 def task_files(pattern: str) -> dict[str, Path]:
-    """Return the files of a folder or of a pattern by the names of their tasks.
+    """Return the files in a folder, or of a pattern, by task name.
 
-    The names have the folders of the files if the files have the same name otherwise.
+    The names include folders if the names of the files alone are not unique.
 
     Raises:
-        ConfigError: there are no files, or two tasks have the same name even so.
+        ConfigError: there are no files, or two tasks have the same name even with folders.
     """
     wanted = os.path.join(glob.escape(pattern), "task*.json") if Path(pattern).is_dir() else pattern  # noqa: PTH118
     paths = [Path(path).absolute() for path in sorted(glob.glob(wanted, recursive=True))]  # noqa: PTH207

@@ -1,4 +1,4 @@
-"""The console commands, which say in one line what to install where a package is missing."""
+"""The console commands; if a package is missing, they print in one line what to install."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dlrm_sharded.ranks.version_sets import missing_text
 
 
 def _run(module: str) -> Any:
-    """Return what `main` of a module returns. The module may need packages of training."""
+    """Call `main` of a module, which may need packages for training, and return its result."""
     try:
         main = import_module(f"dlrm_sharded.{module}").main
     except ModuleNotFoundError as error:

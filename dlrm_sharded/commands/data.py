@@ -1,23 +1,23 @@
-"""Look at files of columns and convert them to the blocks that training reads: `dlrm-data`.
+"""Inspect files of columns and convert them to the blocks that training reads: `dlrm-data`.
 
-    dlrm-data inspect 'clicks/*.parquet'                     writes schema.yaml, and says why
+    dlrm-data inspect 'clicks/*.parquet'                     writes schema.yaml, with reasons
     dlrm-data convert 'clicks/*.parquet' schema=schema.yaml  writes schema.blocks
 
 The files are Parquet, CSV or TSV, plain or compressed; folders and globs name several, in the order
-of their rows. Training converts files that are not converted yet, so `convert` only does it ahead.
-A conversion that was stopped goes on with the file that it was at.
+of their rows. Training converts files that are not converted yet; `convert` does it in advance.
+A conversion that was stopped continues with the file at which it stopped.
 
     inspect:
-    label                 column of 0 and 1, unless it is named like one
-    separator             between the columns of text files: by default a comma, a tab in .tsv, .txt
-    out                   yaml to write [schema.yaml]
+    label                 column of 0 and 1; by default one with a usual name, such as label
+    separator             of the columns in text files: by default a comma, a tab in .tsv, .txt
+    out                   yaml file to write [schema.yaml]
 
     convert:
-    schema                yaml of the columns
+    schema                yaml file of the schema
     out                   folder to write; by default next to the schema
     validation_files      files for validation: [day_22.tsv,day_23.tsv]
     val_share             share of the last rows for validation, without validation_files [0.1]
-    block_rows            samples of a block [2048]
+    block_rows            samples in a block [2048]
     max_malformed_share   share of a file's rows that may be malformed [0.001]
 """
 

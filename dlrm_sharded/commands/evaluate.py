@@ -4,19 +4,19 @@
     dlrm-evaluate runs/mine data.files=new.csv scores=scores.parquet  also a score for each row
     dlrm-torchrun --nproc-per-node 8 -m dlrm_sharded.commands.evaluate runs/mine data.files=...
 
-The first word is a run's folder, whose best or newest checkpoint counts, or a checkpoint. Columns
-are encoded as in the training: its schema, vocabularies and figures. Files without the label are
-scored only. The plan is the checkpoint's if the number of ranks is the same.
+The first word is a checkpoint, or a run's folder, whose best or newest checkpoint is used. Columns
+are encoded as in training, by its schema, vocabularies, means and deviations. Files without the
+label are only scored. The plan is the checkpoint's if the number of ranks is the same.
 
     data.files            paths, folders or globs of the rows
     data.blocks_dir       folder of the training's converted data, if it has moved
-    out                   file of the metrics [metrics.json]; without labels only if it is named
-    scores                Parquet file of the scores, with the key columns of the schema, or else
-                          with file and row
-    batch_size            samples that are scored at once; by default that of the training
-    max_malformed_share   share of a file's rows that may be malformed and are left out [0.001]
+    out                   file of the metrics [metrics.json]; without labels, only if you set it
+    scores                Parquet file of the scores, with the schema's key columns, or else with
+    file and row
+    batch_size            samples that are scored at once; by default that of training
+    max_malformed_share   share of a file's rows that may be malformed; they are left out [0.001]
 
-What is done is kept in a folder beside the scores until all is: `<scores>.partial`.
+Until the command is done, it keeps its work in a folder beside the scores: `<scores>.partial`.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _evaluate(name: str, keys: dict[str, Any], rank: Rank) -> None:
         files = [scores] if scores else []
         if scores:
             scoring.write_scores(Path(scores))
-        if with_label or "out" in keys:  # scores alone leave the metrics of other rows as they are
+        if with_label or "out" in keys:  # scoring alone does not replace the metrics of other rows
             Path(out).parent.mkdir(parents=True, exist_ok=True)
             write_json(out, metrics)
             files.append(out)
@@ -109,11 +109,11 @@ def _evaluate(name: str, keys: dict[str, Any], rank: Rank) -> None:
 def _settings(
     manifest: Manifest, keys: dict[str, Any], folder: Path, rank: Rank
 ) -> tuple[JobSettings, HeldOutDataset, bool]:
-    """Return the settings of the training with the held-out data, and whether that has labels."""
+    """Return the training run's settings with the held-out data, and whether that has labels."""
     config = OmegaConf.create(dict(manifest.state.config))
     batch_size = keys.get("batch_size", config.batch_size)
     check_count("batch_size", batch_size, least=1)
-    # the least one that the ranks share equally
+    # the next size that the ranks share equally
     config.batch_size = -(-batch_size // rank.world_size) * rank.world_size
     encoder = _encoder(manifest, keys.get("data.blocks_dir"))
     dims = {
@@ -138,7 +138,7 @@ def _settings(
     config.data = {
         "bounds": "ignore",
         "_target_": "types.SimpleNamespace",
-    }  # in place of the training's
+    }  # replaces the training data
     settings = job_settings(config, rank)
     return dataclasses.replace(settings, dataset=data), data, with_label
 

@@ -35,20 +35,20 @@ log = logging.getLogger(__name__)
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 AGAIN_S = 0.1
-"""Time after which a signal is raised again that a finalizer has swallowed."""
+"""Time after which a signal that a finalizer swallowed is raised again."""
 MEETING_TIMEOUT_S = 30
-"""Time that a rank waits for the others before it ends with an error that all ranks have."""
+"""Time that a rank waits for the others before it ends with an error that all ranks share."""
 
 
 _runs_command = False
-"""Says whether Hydra has called the command, whose errors are not Hydra's."""
+"""Whether Hydra has called the command: from then on, errors are not Hydra's."""
 
 
 class ReportedExit(SystemExit):
     """Ends a process whose user has been shown the reason.
 
-    For a caller that runs the command inside its own process, `reason` is the message, and
-    `is_agreed` says that all ranks end so, and could go on together.
+    For a caller that runs the command in its own process, `reason` is the message, and `is_agreed`
+    tells whether all ranks end with it, so that they could continue together.
     """
 
     def __init__(self, code: int, reason: str, *, is_agreed: bool = False) -> None:
@@ -61,18 +61,19 @@ class ReportedExit(SystemExit):
 def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
     """End the process with one message and exit code 2 after an error that the user can fix.
 
-    Other errors pass through the block and end the process with their traceback and exit code 1.
+    Some errors have another `exit_code`. Errors that are not the user's pass through the block, and
+    end the process with their traceback and exit code 1.
 
     Args:
-        all_ranks_alike: the block runs before the ranks know of each other, and every rank meets
-            the same errors there, such as a bad override. Rank 0 alone reports them. An OSError
-            is the exception: rank 0 alone makes the run's folder.
+        all_ranks_alike: whether the block runs before the ranks know of each other, so that every
+            rank has the same errors there, such as a bad override; only rank 0 reports them. An
+            OSError is the exception, because only rank 0 makes the run's folder.
     """
     global _runs_command
     _runs_command |= not all_ranks_alike
     is_agreed = False
     try:
-        if isinstance(sys.stdout, io.TextIOWrapper):  # whose locale may not know every character
+        if isinstance(sys.stdout, io.TextIOWrapper):  # its encoding may lack characters
             sys.stdout.reconfigure(errors="backslashreplace")
         with quiet_without_reader(), _raised_signals():
             yield
@@ -103,7 +104,7 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
         if code != RANK_EXIT_PREEMPTED:
             of_rank = f" on rank {cause.failed_rank}" if cause.failed_rank else ""
             message = f"error{of_rank}: {message}"
-        if is_said and rank == 0 and HydraConfig.initialized():  # which has set up the log
+        if is_said and rank == 0 and HydraConfig.initialized():  # Hydra has set up the log
             log.log(logging.INFO if code == RANK_EXIT_PREEMPTED else logging.ERROR, "%s", message)
         elif is_said:
             print(message, file=sys.stderr, flush=True)
@@ -121,12 +122,12 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
 
 @contextmanager
 def _raised_signals() -> Iterator[None]:
-    """Let requests to stop unwind the block as Ctrl-C does, so that files and children are ended.
+    """Make signals to stop unwind the block as Ctrl-C does, to clean up files and child processes.
 
-    The launcher ends ranks, and says so: a rank that waits for another in a library cannot raise.
-    A training takes the same signals as requests for a checkpoint.
+    In ranks, this is left to the launcher: a rank that waits for another in a library cannot raise.
+    Training handles the same signals as requests for a checkpoint.
 
-    Python ignores what is raised in a finalizer: a signal that came there is raised again.
+    Python ignores exceptions in a finalizer: a signal that arrived there is raised again.
     """
     before, timers = sys.unraisablehook, list[threading.Timer]()
 
@@ -160,21 +161,21 @@ def _stop(number: int, frame: object) -> None:
 
 
 def _number(error: KeyboardInterrupt) -> signal.Signals:
-    """Return the signal that asks the process to end: of Ctrl-C, Python does not say which."""
+    """Return the signal that asked the process to stop; for Ctrl-C, Python does not name it."""
     number: signal.Signals = error.args[0] if error.args else signal.SIGINT
     return number
 
 
 def _end_together(message: str, *, is_reported: bool, is_first: bool) -> None:
-    """Wait until all ranks end, else torchrun would kill the others before they exit with 2.
+    """Wait until all ranks end; otherwise torchrun would kill the others before they exit with 2.
 
     Args:
-        is_first: whether this rank has found the error itself. It informs those that have not, and
-            that would otherwise wait for it to join their process group.
+        is_first: whether this rank found the error itself. It then informs the others, which would
+            otherwise wait for it to join their process group.
     """
     from dlrm_sharded.ranks.job_store import announce_end, wait_for_all_ranks  # loads torch
 
-    # Launchers end the ranks that are late, or whose store is gone or was never there.
+    # Launchers end ranks that are late, or whose store is gone or never existed.
     with contextlib.suppress(RuntimeError, ConfigError):
         if is_first:
             announce_end(message, is_reported=is_reported, timeout_s=MEETING_TIMEOUT_S)
@@ -182,11 +183,11 @@ def _end_together(message: str, *, is_reported: bool, is_first: bool) -> None:
 
 
 def _write_error_file(error: Exception, message: str, **about: object) -> None:
-    """Write the file from which torchrun and TorchX take the reason for the end of a rank.
+    """Write the file from which torchrun and TorchX read the reason why a rank ended.
 
     Args:
-        about: what our launcher reads of it: the exit code, the `line` that is shown of the error,
-            and `is_said`, whether this rank has shown it.
+        about: what our launcher reads: `exit_code`, the `line` that users see of the error, and
+            `is_said`, whether this rank has printed it.
     """
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         about |= {"error_class": type(error).__name__, "timestamp": str(int(time.time()))}

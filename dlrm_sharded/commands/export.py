@@ -4,12 +4,12 @@
     dlrm-export runs/.../checkpoints/step-0000004000 out=serving/model   this one
     dlrm-export s3://bucket/run out=serving/model                        of an object store
 
-Of a run, the best checkpoint is taken if trainer.keep_best has kept one, or else the newest good
-one. The folder then has dense.safetensors, a safetensors file for each table, and
+For a run's folder, it takes the best checkpoint if trainer.keep_best kept one, or else the newest
+usable one. The folder `out` gets dense.safetensors, a safetensors file for each table, and
 model.safetensors.index.json, whose `weight_map` names the file of each tensor. Large tables need
-little memory, as they are copied a block of rows at a time. With model.json, and the folder encoder
-if the data had a schema, `dlrm_sharded.load_exported` scores samples; data.blocks_dir=FOLDER names
-the converted data of the training if it has moved.
+little memory, because they are copied a block of rows at a time. With model.json, and the folder
+encoder if the data had a schema, `dlrm_sharded.load_exported` scores samples.
+data.blocks_dir=FOLDER names the converted training data if it has moved.
 """
 
 from __future__ import annotations

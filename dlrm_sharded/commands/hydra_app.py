@@ -1,4 +1,4 @@
-"""Starts the commands that Hydra configures, and knows their overrides."""
+"""Starts the commands that Hydra configures, and checks their overrides."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from dlrm_sharded.ranks.attempt import started
 
 
 def run_hydra(hydra_main: Callable[[], object], *, quiet: Sequence[str] = ()) -> None:
-    """Call a function that `hydra.main` decorates, with our exit codes for config errors too.
+    """Call a function decorated by `hydra.main`, with our exit codes for config errors, too.
 
     Args:
-        quiet: overrides for ranks above 0, which come after those of the user.
+        quiet: overrides for ranks above 0, which follow the user's overrides.
     """
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     quiet_libraries()
-    # As Hydra's own `now`, but a restarted job finds the folder of its first attempt.
+    # Like Hydra's `now`, but a restarted job finds the folder of its first attempt.
     OmegaConf.register_new_resolver("started", started, use_cache=True, replace=True)
     sys.path.append(str(Path.cwd()))  # where users keep their own sharders and datasets
     with exit_codes(all_ranks_alike=True):
@@ -40,7 +40,7 @@ def run_hydra(hydra_main: Callable[[], object], *, quiet: Sequence[str] = ()) ->
 
 
 def quiet_libraries() -> None:
-    """Ignore warnings of libraries about which users can do nothing."""
+    """Ignore warnings of libraries that users can do nothing about."""
     # TorchRec uses what torch deprecates (ShardedTensor, a DDP argument).
     warnings.filterwarnings("ignore", category=FutureWarning, message=".*deprecat")
     # FBGEMM differentiates its dense lookup on CPUs without registering that with autograd.
@@ -53,7 +53,7 @@ def run_command(
     *,
     unused: Callable[[DictConfig], Mapping[str, str]],
 ) -> None:
-    """Run a command, which is a function of its config, with our exit codes.
+    """Run a command, given as a function of its config, with our exit codes.
 
     Args:
         unused: declares which keys have no effect under a config, see `check_overrides`.
@@ -71,21 +71,21 @@ def run_command(
 
 
 def instantiate(node: object, **arguments: object) -> Any:
-    """Build what a node of a config describes, from plain lists and dicts.
+    """Build the object that a config node describes, from plain lists and dicts.
 
-    OmegaConf's own lists do not hold objects, such as tables that a data yaml lists.
+    OmegaConf's own lists cannot hold objects, such as the tables in a data yaml.
     """
     return hydra.utils.instantiate(node, _convert_="all", **arguments)
 
 
 def command_line() -> list[Any]:
-    """Return Hydra's overrides of the command line."""
+    """Return the parsed Hydra overrides on the command line."""
     texts = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
     return OverridesParser.create().parse_overrides(texts)
 
 
 def all_but(cfg: DictConfig, group: str, *used: str) -> dict[str, str]:
-    """Return the keys of a group that a command does not use, and the reason."""
+    """Return the keys of a group that a command does not use, each with the reason."""
     reason = f"this command uses of {group} {', '.join(used)}"
     return {f"{group}.{key}": reason for key in cfg.get(group) or {} if key not in used}
 
@@ -96,12 +96,12 @@ def check_overrides(unused: Mapping[str, str]) -> None:
     An override that sets nothing (null, none or never) is not refused.
 
     Args:
-        unused: why a key, with all keys below it, has no effect, and what would have one.
+        unused: by key (which includes all keys below it), why it has no effect, and what would.
 
     Raises:
         ConfigError: the command line has such an override.
     """
-    # experiments are made to be merged
+    # several experiments can be merged
     groups = {path.name for path in CONF_DIR.iterdir() if path.is_dir()} - {"experiment"}
     for override in command_line():
         name, value = override.key_or_group, override.value()
@@ -116,12 +116,12 @@ def check_overrides(unused: Mapping[str, str]) -> None:
 
 
 def _arguments(arguments: list[str], *, rank: str | None, quiet: Sequence[str]) -> list[str]:
-    """Return what Hydra parses: above rank 0 with `quiet`, which wins over the user's overrides.
+    """Return the arguments for Hydra; above rank 0, `quiet` follows and so overrides the user's.
 
-    Rank 0 alone prints what flags such as --help ask for.
+    Only rank 0 prints what flags such as --help ask for.
 
     Raises:
-        ConfigError: the arguments are none of Hydra's, or cannot work here.
+        ConfigError: the arguments are not valid for Hydra, or cannot work here.
     """
     parser = get_args_parser()
     parser.error = _refuse  # type: ignore[method-assign]  # argparse would print on every rank
@@ -134,7 +134,7 @@ def _arguments(arguments: list[str], *, rank: str | None, quiet: Sequence[str]) 
         return arguments
     if asked.help or asked.hydra_help or asked.cfg or asked.info or asked.shell_completion:
         sys.exit(0)  # rank 0 prints it
-    # argparse wants all overrides in one row
+    # argparse wants all overrides together
     flags = [word for word in arguments if word not in asked.overrides]
     return [*flags, *asked.overrides, *quiet]
 

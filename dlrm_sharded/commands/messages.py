@@ -1,4 +1,4 @@
-"""Turns errors that users can fix into the one message that a command shows."""
+"""Turns errors that users can fix into the message that a command prints."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from dlrm_sharded.files.errors import RankError, UserError
 from dlrm_sharded.ranks.version_sets import missing_text
 
 DISK_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO}
-"""Errors of writes, which do not name their file, that only the user can do something about."""
+"""Errors of writes that only the user can fix; they do not name their file."""
 
 NO_MEMORY = re.compile(
     r"can't allocate memory|DefaultCPUAllocator: not enough memory|CUDA out of memory"
     r"|Storage size calculation overflowed|numel: integer multiplication overflow"
 )
-"""Parts of torch's messages about memory; on a CPU they are those of a plain RuntimeError."""
+"""Parts of torch's messages about memory; on a CPU, it raises plain RuntimeErrors."""
 
 MAX_MESSAGE = 2000
-"""Number of characters of a message that are shown."""
+"""Largest number of characters of a message that are printed."""
 
 UNKNOWN_KEY = re.compile(r"Could not override '([^']+)'")
 """Beginning of Hydra's message for a key that a config does not have."""
@@ -39,7 +39,7 @@ UNKNOWN_KEY = re.compile(r"Could not override '([^']+)'")
 def readable_message(error: BaseException) -> str | None:
     """Return the message for the user, or None for an error that only a programmer can fix.
 
-    What is very long, such as a value of thousands, loses its middle.
+    A very long message loses its middle.
     """
     message = _message(error)
     if message is not None and (num_left_out := len(message) - MAX_MESSAGE) > 0:
@@ -82,7 +82,7 @@ def _message(error: BaseException) -> str | None:
 def _lack_of_memory(error: BaseException) -> str | None:
     """Return the message for an allocation that failed; None for any other error."""
     text = " ".join(str(error).split())
-    # Torch's class is compared by its name, because the driver of a sweep does not load torch.
+    # Torch's class is compared by name, because the driver of a sweep does not load torch.
     is_class = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     if not is_class and not (isinstance(error, RuntimeError) and NO_MEMORY.search(text)):
         return None
@@ -96,7 +96,7 @@ def _lack_of_memory(error: BaseException) -> str | None:
 
 
 def _unknown_option(named: Path, options: Sequence[str] | None) -> str:
-    """Return the message for an option, such as sharder/dimm, that a group does not have."""
+    """Return the message for an unknown option of a group, such as sharder/dimm."""
     if reason := why_removed(f"{named.parent}={named.stem}"):
         return reason
     if not options:
@@ -106,7 +106,7 @@ def _unknown_option(named: Path, options: Sequence[str] | None) -> str:
 
 
 def _known_keys(error: BaseException | None) -> str:
-    """Return a line that lists the keys of a config, after an error about an unknown one."""
+    """Return a line that lists the known keys of a config, after an error about an unknown key."""
     parent = getattr(error, "parent_node", None)
     if not isinstance(error, ConfigKeyError | ConfigAttributeError) or not parent:
         return ""

@@ -1,4 +1,4 @@
-"""The folder of a run before the run begins: its owner, Hydra's files and the log.
+"""The folder of a run, before the run begins: its owner, Hydra's files and the log.
 
 Drivers of sweeps load this module, so it loads no torch.
 """
@@ -20,17 +20,17 @@ from dlrm_sharded.ranks.attempt import rank_number
 from dlrm_sharded.runs.owner import claim
 
 HYDRA_FOLDER = ".hydra"
-"""Hydra's own name of the folder; what another name holds is not kept."""
+"""Hydra's default name of the folder for its files; only files there are protected."""
 
 
 class OwnRunFolder(Callback):
     """Claims the folder of a run on rank 0, before Hydra writes the config and the log there.
 
-    Overrides that must not be written are refused before that.
+    Before that, it refuses overrides that must not be written, because they contain a password.
     """
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        with exit_codes(all_ranks_alike=True):  # Hydra passes over errors of a callback
+        with exit_codes(all_ranks_alike=True):  # Hydra ignores errors of a callback
             for override in config.hydra.overrides.task:
                 refuse_password(override.partition("=")[0], override)
 
@@ -44,26 +44,27 @@ class OwnRunFolder(Callback):
 
 @contextmanager
 def resolvable(config: DictConfig) -> Iterator[DictConfig]:
-    """Yield a copy of a config whose parts such as ${hydra:runtime.choices.data} can be read.
+    """Yield a copy of a config in which parts such as ${hydra:runtime.choices.data} can be read.
 
-    Hydra sets its own config, which such parts are read from, only when a job begins.
+    Such parts refer to Hydra's own config, which Hydra sets only when a job begins.
     """
     hydra = HydraConfig.instance()
     known = hydra.cfg
-    copy = config.copy()  # as it becomes read-only
+    copy = config.copy()  # it becomes read-only
     hydra.set_config(copy)
     try:
         yield copy
     finally:
         hydra.cfg = known
-        OmegaConf.copy_cache(copy, config)  # times that were read stay the same
+        OmegaConf.copy_cache(copy, config)  # times that were resolved stay the same
 
 
 def take_folder(config: DictConfig, folder: Path) -> None:
     """Claim a folder for a job of this config; end the process if another job owns it.
 
-    Hydra does not write its files over those of a former run: the run does so when it begins, see
-    `hydra_files`.
+    Hydra is kept from overwriting its files of an earlier run: the run itself does so when it
+        begins,
+    see `hydra_files`.
     """
     with exit_codes(all_ranks_alike=True):
         claim(folder)
@@ -73,7 +74,7 @@ def take_folder(config: DictConfig, folder: Path) -> None:
 
 
 def hydra_files(cfg: DictConfig) -> dict[str, str]:
-    """Return what Hydra writes to a run's folder, by file, where `take_folder` keeps it from that.
+    """Return the contents of Hydra's files by path, if `take_folder` kept Hydra from writing them.
 
     A run writes them itself when it begins.
     """

@@ -43,14 +43,14 @@ KEYS_OF_RANKS = (
     *("world_size", "ranks_per_host", "compute_device", "memory_gib", "reserved_gib"),
     *LINKS,
 )
-"""Keys of a topology that a plan depends on; a training has others, too."""
+"""Keys of a topology on which a plan depends; training has others, too."""
 
 log = logging.getLogger("dlrm_sharded.plans.plan")
 
 
 def plan(cfg: DictConfig) -> None:
     """Plan the task or the data of a config, and write the plan."""
-    logging.getLogger(gpu_prior.__name__).setLevel(logging.ERROR)  # the last line says the same
+    logging.getLogger(gpu_prior.__name__).setLevel(logging.ERROR)  # the last line repeats it
     out, task_out = _files(cfg)
     check_flag("explain", cfg.explain)
     again = None if cfg.again is None else make_again(cfg, Path(cfg.again))
@@ -80,7 +80,7 @@ def plan(cfg: DictConfig) -> None:
 
 
 def _planner(cfg: DictConfig, task: ShardingTask) -> Planner:
-    """Build the planner; with hardware=here, this machine is measured first if its costs need it.
+    """Build the planner; with hardware=here, measure this machine first if its costs need it.
 
     A single rank measures lookups; exchanges keep the costs of the prior.
     """
@@ -110,12 +110,12 @@ def _planner(cfg: DictConfig, task: ShardingTask) -> Planner:
 
 
 def _files(cfg: DictConfig) -> tuple[str, str | None]:
-    """Return where the plan is written, and where the task of data is, if it has a place.
+    """Return the file for the plan, and the file for the task of data, if there is one.
 
-    Each plan of a sweep has files of its own: plan_0.json, plan_1.json, ...
+    Each plan of a sweep has its own files: plan_0.json, plan_1.json, ...
 
     Raises:
-        ConfigError: a file cannot be written, or both are one.
+        ConfigError: a file cannot be written, or both files are the same.
     """
     check_file_to_write("out", cfg.out)
     out, task_out = str(cfg.out), cfg.task_out and str(cfg.task_out)
@@ -136,12 +136,12 @@ def _files(cfg: DictConfig) -> tuple[str, str | None]:
 
 
 def make_again(cfg: DictConfig, path: Path) -> dict[str, Any]:
-    """Give a config the sharder and the cost model of an earlier plan; return its fields.
+    """Set a config's sharder and cost model to those of an earlier plan, and return its JSON.
 
-    Options that only an earlier release had are left out; `_what_differs` says what that changes.
+    Options that only an earlier release had are left out; `_what_differs` tells what that changes.
 
     Raises:
-        ConfigError: the file has no plan, or does not say what it was made from.
+        ConfigError: the file has no plan, or the plan does not say from what it was made.
     """
     fields = read_json_object(path, noun="plan")
     made_from = fields.get("made_from")
@@ -157,7 +157,7 @@ def make_again(cfg: DictConfig, path: Path) -> dict[str, Any]:
 
 
 def _what_differs(plan: ShardingPlan, report: PlanReport, before: dict[str, Any], path: str) -> str:
-    """Say whether a plan equals an earlier one; if not, say which of its inputs differ."""
+    """Return a text: whether a plan equals an earlier one, or else which of its inputs differ."""
     now = json.loads(json.dumps(plan_json(plan, report)))
     if all(now[key] == before.get(key) for key in ("shards", "predicted", "lower_bound_ms")):
         return f"the plan, its predicted cost and its bound equal those of {path}"
@@ -178,7 +178,7 @@ def unused(cfg: DictConfig) -> dict[str, str]:
         reasons["sharder"] = f"the plan of {cfg.again} is made again by its own sharder"
     drawing = [cfg.sharder if cfg.again is None else {}, cfg.get("data") or {}]
     draws = any("${seed}" in OmegaConf.to_yaml(node) for node in drawing)
-    if not draws and HydraConfig.get().mode is not RunMode.MULTIRUN:  # of which others may draw
+    if not draws and HydraConfig.get().mode is not RunMode.MULTIRUN:  # others may draw
         reasons["seed"] = "the sharder draws nothing"
     return reasons
 

@@ -32,17 +32,17 @@ REMOVED: dict[str, str] = {
     "topology.host_gb_per_s": IN_RANKS,
     "curve_batches": IN_RANKS,
 }
-"""Maps `group=option` or a key, with all keys below a dotted one, to what users can set instead."""
+"""What users can set instead, by `group=option` or key; a dotted key includes all keys below it."""
 
 
 def why_removed(name: str) -> str | None:
     """Return the message for a key or option of an earlier release; None for any other name.
 
-    So are keys of `sharder=search` for another sharder.
+    Keys of `sharder=search` that are used with another sharder get a message, too.
 
     Args:
-        name: a dotted key, such as `sharder.objective`, or an option, such as `sharder=hugectr`,
-            that the config does not have.
+        name: an unknown dotted key, such as `sharder.objective`, or an unknown option, such as
+            `sharder=hugectr`.
     """
     for removed, instead in REMOVED.items():
         prefix = f"{removed.rstrip('.')}."

@@ -3,9 +3,9 @@
     dlrm-report runs/2026-11-20_09-45-08-481104     a sweep
     dlrm-report runs out=comparisons/all            all runs in a folder
 
-It takes runs, sweeps, and folders of them. `out` is the folder to write: by default that of the
-runs if there is only one, else comparison/ here. It then has summary.md, summary.csv (a row for
-each sharder and setting), runs.csv (a row for each run) and comparison/ (for TensorBoard).
+It takes runs, sweeps, and folders of them. `out` is the folder to write to: by default the given
+folder if there is only one, else comparison/ here. It gets summary.md, summary.csv (a row for each
+sharder and setting), runs.csv (a row for each run) and comparison/ (for TensorBoard).
 """
 
 from __future__ import annotations

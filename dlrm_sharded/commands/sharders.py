@@ -1,4 +1,4 @@
-"""The sharders that a command names, and their planners: a sharder, a cost model and a context."""
+"""Builds the sharders that a command names, and their planners."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ SEPARATOR = ";"
 
 
 def planner_factory(cfg: DictConfig, *, diagnose: Diagnose | None = None) -> PlannerFactory:
-    """Build what makes the planner of a config: its sharder, its cost model and its precision.
+    """Build the planner factory of a config, from its sharder, cost model and exchange precision.
 
-    Nodes with `_partial_: true` are called later with their context: the cost model with the run's,
-    a sharder with a `SharderContext`, which has the cost model too.
+    Nodes with `_partial_: true` are called later: the cost model with the run's context, a sharder
+    with a `SharderContext`, which also has the cost model.
 
     Raises:
         ConfigError: a value cannot be used.
@@ -55,12 +55,12 @@ def planner_factory(cfg: DictConfig, *, diagnose: Diagnose | None = None) -> Pla
 
 
 def start_budget(cfg: DictConfig) -> float | None:
-    """Return the time in which a first run may measure for a config's cost model; None for none.
+    """Return the time for a config's first measurement, in s; None for no measurement.
 
-    A file that the config names has the cost model that it has.
+    A cost model from a file that the config names needs none.
 
     Raises:
-        ConfigError: `calibrate` cannot be used.
+        ConfigError: the value of `calibrate` cannot be used.
     """
     budget_s = budget_in_s(cfg.calibrate)
     model = cfg.get("cost_model")
@@ -78,12 +78,13 @@ def make_planner(
     diagnose: Diagnose | None = None,
     **options: Any,
 ) -> Planner:
-    """Build a sharder by its name, as `sharder=NAME` does, and its planner.
+    """Build a sharder by name, as `sharder=NAME` does, and return its planner.
 
     Args:
-        name: one of conf/sharder.
-        cost_model: what it searches by, if it searches, and what its reports predict by.
-        run: what the ranks compute on; None for any device.
+        name: name of a yaml in conf/sharder.
+        cost_model: the cost model for search, if the sharder searches, and for predictions in
+        reports.
+        run: the hardware of the ranks; None for any device.
         options: keys of the sharder's yaml, such as `replicate="never"`.
 
     Raises:
@@ -104,7 +105,7 @@ def make_planner(
 
 
 def make_sharder(name: str, cost_model: CostModel | None = None, **options: Any) -> Sharder:
-    """Build a sharder by its name, as `make_planner` does: `make_sharder("torchrec")`.
+    """Build a sharder by name, as `make_planner` does: `make_sharder("torchrec")`.
 
     Args:
         options: `run` and `seed` of `make_planner`, and keys of the sharder's yaml.
@@ -116,20 +117,20 @@ def make_sharder(name: str, cost_model: CostModel | None = None, **options: Any)
 
 
 def asked_precision(cfg: DictConfig) -> ExchangePrecision:
-    """Return the precision of exchanges; ConfigError if there is none like it."""
+    """Return the precision of exchanges; raise ConfigError if it is unknown."""
     return ExchangePrecision.parse(plain(cfg.get("exchange_precision", "fp32")))
 
 
 def plain(value: Any) -> Any:
-    """Return a value of a config without OmegaConf's types."""
+    """Return a config value without OmegaConf's types."""
     return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 
 def drop_keys_of_replaced_class(sharder: DictConfig) -> DictConfig:
     """Return the sharder's node without the keys of a class that the command line replaced.
 
-    `sharder._target_=my.module.MySharder` names another class. The arguments in the chosen yaml
-    do not belong to that class, but those on the command line do.
+    `sharder._target_=my.module.MySharder` names another class, to which only the arguments on the
+    command line belong, and not those in the chosen yaml.
     """
     paths = [override.key_or_group.split(".") for override in command_line()]
     if [KEY, "_target_"] not in paths:
@@ -143,10 +144,10 @@ def drop_keys_of_replaced_class(sharder: DictConfig) -> DictConfig:
 
 
 def run_context(hardware: str | None, task: ShardingTask, optimizer: str | None) -> RunContext:
-    """Return what the ranks of a task compute on: any device, a GPU with a name, or this machine.
+    """Return the hardware of a task's ranks: any device, a named GPU, or this machine.
 
     Raises:
-        ConfigError: there is no such hardware, or the task is for other devices.
+        ConfigError: the hardware is unknown, or the task is for other devices.
     """
     topology = task.topology
     if hardware is None:
@@ -171,7 +172,7 @@ def run_context(hardware: str | None, task: ShardingTask, optimizer: str | None)
 
 
 def _context_here(topology: Topology, optimizer: str | None) -> RunContext:
-    """Return ranks that compute on this machine, with as many threads as those of a run."""
+    """Return the context of ranks on this machine, with the same number of threads as in a run."""
     device = topology.compute_device
     if device == "cuda" and device_type() != "cuda":
         raise ConfigError(
@@ -188,7 +189,7 @@ def _context_here(topology: Topology, optimizer: str | None) -> RunContext:
 
 
 def quoted_list(argument: str) -> str:
-    """Quote the names of `sharders=[a;key=1,b]` on a command line, as Hydra reads no `;`."""
+    """Quote the names in `sharders=[a;key=1,b]` on a command line, because Hydra rejects `;`."""
     if not argument.startswith(f"{LIST}="):
         return argument
     value = argument.removeprefix(f"{LIST}=").replace("'", "\\'")

@@ -1,7 +1,7 @@
 """Puts the tasks of a comparison on the topologies of `topologies=[h100_80gb,...] ranks=[8,64]`.
 
-A topology of conf/topology names its GPU and the GPUs of a host, so it knows the hosts of any
-number of ranks. Tables, optimizer and global batch are those of the task.
+A topology in conf/topology names its GPU and the number of GPUs per host, which gives the hosts for
+any number of ranks. Tables, optimizer and global batch are those of the task.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class ComparedTask:
     """A task of a comparison.
 
     Args:
-        kind: group of the task in the report; "" if it has none.
-        hardware: what its ranks compute on, see `run_context`.
-        topology: name of the topology that it was put on; "" for its own.
+        kind: group of the task in the report; "" for none.
+        hardware: hardware of its ranks, see `run_context`.
+        topology: name of the topology on which the task was put; "" for its own.
     """
 
     name: str
@@ -42,12 +42,13 @@ class ComparedTask:
 
 
 def on_topologies(cfg: DictConfig, tasks: Sequence[ComparedTask]) -> list[ComparedTask]:
-    """Return the tasks on each topology with each number of ranks that the config names.
+    """Return each task on each topology with each number of ranks that the config names.
 
-    Without topologies, the tasks stay as they are. Without numbers of ranks, each keeps its own.
+    Without topologies, tasks are unchanged. Without numbers of ranks, each keeps its own.
 
     Raises:
-        ConfigError: a topology names no GPU, or ranks do not fill its hosts or share the batch.
+        ConfigError: a topology names no GPU, or ranks do not fill its hosts or cannot share the
+        batch equally.
     """
     if cfg.topologies is None:
         return list(tasks)
@@ -71,7 +72,7 @@ def on_topologies(cfg: DictConfig, tasks: Sequence[ComparedTask]) -> list[Compar
 
 
 def _on(one: ComparedTask, name: str, settings: TopologySettings, num_ranks: int) -> ComparedTask:
-    """Put a task on so many ranks of a topology; its optimizer state stays."""
+    """Put a task on `num_ranks` ranks of a topology; its optimizer state stays."""
     if settings.hardware is None:
         raise ConfigError(f"topology {name} names no hardware, such as h100_sxm; use one that does")
     spec = named_gpu_spec(settings.hardware, key=f"hardware of topology {name}")

@@ -1,4 +1,4 @@
-"""Trains once, on the ranks that were started together, with the settings of a config."""
+"""Trains one run with the settings of a config, on the ranks that were started together."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ from dlrm_sharded.ranks.distributed import Rank, detect_topology, process_group
 from dlrm_sharded.runs.result import OBJECTIVES
 
 MAX_TIMEOUT_S = 1e8
-"""Limit of the time that a rank waits for the others: three years."""
+"""Largest `timeout_s`, for which a rank waits for the others: three years."""
 
 HANDED_ON = (
     *("batch_size", "seed", "journal", "cost_model_snapshot", "resume", "init_from"),
     *("objective", "check_memory", "dry_run"),
 )
-"""Keys that the settings of a job have as they are."""
+"""Keys that are passed on to the settings of a job unchanged."""
 
 OF_A_RANK = re.compile(r"\$\{(hydra|now|started):")
-"""Parts of a config that Hydra resolves to other values on rank 0 than on the others."""
+"""Parts of a config that may resolve to different values on rank 0 and the other ranks."""
 
 
 def train(cfg: DictConfig) -> float:
-    """Run on all ranks together; return the entry of result.json that `objective` names."""
+    """Run on all ranks together; return the value in result.json that `objective` names."""
     try:
         check_number("timeout_s", cfg.timeout_s, least=1, most=MAX_TIMEOUT_S)
         must_match = _must_match(cfg)
@@ -62,7 +62,7 @@ def train(cfg: DictConfig) -> float:
 
 
 def train_round(cfg: DictConfig, round_number: int, place: int, attempt: int) -> None:
-    """Measure a finished run of a sweep again, on all ranks together; see `job.measure_run`."""
+    """Measure a finished run of a sweep again, on all its ranks together; see `job.measure_run`."""
     with process_group(timeout_s=cfg.timeout_s) as rank:
         measure_round(*_job(cfg, rank), round_number, place, attempt, num_steps=cfg.round_steps)
 
@@ -75,7 +75,7 @@ def _job(cfg: DictConfig, rank: Rank) -> tuple[JobSettings, Rank, Path]:
 
 
 def job_settings(cfg: DictConfig, rank: Rank) -> JobSettings:
-    """Build the objects of a config.
+    """Build the objects that a config describes.
 
     Raises:
         ConfigError: a value cannot be used; the message names its key.
@@ -123,15 +123,15 @@ def job_settings(cfg: DictConfig, rank: Rank) -> JobSettings:
 
 @functools.lru_cache(maxsize=1)
 def _dataset(data: str, batch_size: int) -> Dataset:
-    """Build the dataset of `cfg.data` as JSON, or return it if it is the last one that was built.
+    """Build the dataset of `cfg.data`, given as JSON, or return it if it was the last one built.
 
-    The runs of a sweep in rounds share their processes, and most of them their data.
+    The runs of a sweep in rounds share processes, and most of them share data.
     """
     return build_dataset(OmegaConf.create({"data": json.loads(data), "batch_size": batch_size}))
 
 
 def _must_match(cfg: DictConfig) -> dict[str, Any]:
-    """Return what all ranks of the job must have been started with."""
+    """Return the values with which all ranks of the job must have been started."""
     texts = flat(_plain(cfg, resolve=False))
     config = {
         key: value
@@ -142,5 +142,5 @@ def _must_match(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _plain(cfg: DictConfig, *, resolve: bool) -> Any:
-    """Return a config as it is read from JSON."""
+    """Return a config in JSON types."""
     return json.loads(json.dumps(OmegaConf.to_container(cfg, resolve=resolve), default=str))

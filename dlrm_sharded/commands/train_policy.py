@@ -1,11 +1,11 @@
-"""Train a policy that places tables, on plan costs of this machine: `dlrm-train-policy`.
+"""Train a policy that places tables, with costs of plans on this machine: `dlrm-train-policy`.
 
 dlrm-train-policy policy=dreamshard
 dlrm-train-policy policy=autoshard seed=1 costs=predicted
 dlrm-train-policy policy=dreamshard init_from=packaged costs=predicted schedule.num_rounds=3
 
 The last one re-tunes the packaged policy to the cost model of this machine, in about a minute.
-A training that was killed continues with the interrupted round when it is started again.
+If training was killed, it continues with the interrupted round when it is started again.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ from dlrm_sharded.sharders.policy import PolicySharder
 log = logging.getLogger("dlrm_sharded.train_policy")
 VALIDATION_SEED = 2**32
 DECIDES = ("policy", "init_from", "costs", "schedule", "tasks", "measure")
-"""Keys that determine the networks, apart from the optimizer."""
+"""Keys that, besides the optimizer, determine the networks."""
 
 CURVES = ("measured_ms", "estimated_ms", "entropy", "cost_error_percent")
 """Figures of a round that TensorBoard shows."""
 
 _logged: set[str] = set()
-"""Messages of the cost model so far."""
+"""Messages of the cost model that have been logged."""
 
 
 def train_policy(cfg: DictConfig) -> None:
-    """Train a policy, and write it with the costs of its plans."""
+    """Train a policy, and write it with the mean costs of its plans."""
     torch.set_num_threads(1)
     logging.getLogger(learned.__name__).addFilter(_is_first_of_its_message)
     with process_group() as rank:
@@ -108,7 +108,7 @@ def train_policy(cfg: DictConfig) -> None:
         about = {"training": settings, "scores_ms": scores, "initial_ms": initial_ms}
         meta = _meta(kind, context) | about | {"training_s": round(training_s, 1)}
         path = write_artifact(out, name, to_arrays(training.net), hardware.to_meta() | meta)
-        checkpoint.unlink(missing_ok=True)  # another training may have had it
+        checkpoint.unlink(missing_ok=True)  # it may be gone already
         before = "" if initial_ms is None else f" (before the training {initial_ms:.2f} ms)"
         log.info(
             "trained in %.0f s without measurements; on %d other tasks plans cost %s; wrote %s",
@@ -120,7 +120,7 @@ def train_policy(cfg: DictConfig) -> None:
 
 
 def _add_curves(writer: SummaryWriter, finished: RoundResult, **costs_ms: float) -> None:
-    """Show figures of a round, and costs after it, in TensorBoard."""
+    """Write the figures of a round, and the costs after it, to TensorBoard."""
     curves = costs_ms | {curve: getattr(finished, curve) for curve in CURVES}
     for curve, value in curves.items():
         writer.add_scalar(f"policy/{curve}", value, finished.number + 1)
@@ -159,14 +159,14 @@ def initialize(net: PlacementNet, init_from: str | None, context: RunContext) ->
 
 
 def _is_first_of_its_message(record: logging.LogRecord) -> bool:
-    """Return whether a message, such as a warning for every plan, was not logged before."""
+    """Return whether a message was not logged before; some warnings repeat for every plan."""
     is_first = record.msg not in _logged
     _logged.add(record.msg)
     return is_first
 
 
 def _mean_cost(pool: TaskPool, model: CostModel, num_tasks: int) -> Callable[[Sharder], float]:
-    """Return what gives the mean predicted cost of a sharder on tasks that are not trained on."""
+    """Return a function that gives a sharder's mean predicted cost on tasks kept for validation."""
     rng = np.random.default_rng(VALIDATION_SEED)
     tasks = [pool.task(pool.draw(rng)) for _ in range(num_tasks)]
     return lambda sharder: fmean(model.predict(sharder.shard(t), t).cost_ms for t in tasks)
@@ -183,7 +183,7 @@ def _cost_model(cfg: DictConfig, context: RunContext) -> CostModel:
 
 
 def _meta(kind: str, context: RunContext) -> dict[str, Any]:
-    """Return what an artifact says of a policy, apart from its hardware and its training."""
+    """Return an artifact's metadata of a policy, without its hardware and its training."""
     return {
         "kind": kind,
         "device": context.device,
@@ -206,7 +206,7 @@ def _costs(cfg: DictConfig, pool: TaskPool, model: CostModel, rank: Rank) -> Mea
     rng = np.random.default_rng(cfg.seed)
 
     def measured(task: ShardingTask, ranks: Sequence[int]) -> PlanCost:
-        """Measure the computation of a plan rank after rank; its exchanges are predicted."""
+        """Measure the computation of a plan, rank after rank, and predict its exchanges."""
         plan = ShardingPlan.from_ranks(task, ranks)
         ids = draw_ids(
             task.tables,

@@ -15,11 +15,11 @@ from dlrm_sharded.files.errors import ConfigError
 def read_words(
     usage: str | None, keys: Collection[str] = (), *, names: str | None = None
 ) -> tuple[list[str], dict[str, Any]]:
-    """Return the words of the command line, and the values of its `key=value` parts, as of YAML.
+    """Return the words of the command line, and the parsed values of its `key=value` parts.
 
     Args:
-        usage: what --help prints.
-        names: what the words name; None if there are none.
+        usage: the text that --help prints.
+        names: what the words name, for messages; None if no words are allowed.
 
     Raises:
         ConfigError: a word cannot be used, or a name is missing.
@@ -44,7 +44,7 @@ def read_words(
 
 
 def checked_names(key: str, given: object, *, example: str) -> list[str]:
-    """Return the different names of a list, or one name as a list; ConfigError for others."""
+    """Return the names in a list, or one name as a list; raise ConfigError for anything else."""
     names: list[Any] = given if isinstance(given, list) else [given]
     if not names or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"{key} is {given!r}; it must be a name or a list of names: {example}")
@@ -54,8 +54,8 @@ def checked_names(key: str, given: object, *, example: str) -> list[str]:
 
 
 def value_of(text: str) -> Any:
-    """Read a number, a list in brackets or null; anything else is a text."""
-    with contextlib.suppress(yaml.YAMLError):  # such as of a glob, *.gz
+    """Read a number, true or false, a list in brackets, or null; anything else is a text."""
+    with contextlib.suppress(yaml.YAMLError):  # such as for a glob, *.gz
         found = yaml.safe_load(text)
         if isinstance(found, int | float | None) or text.startswith("["):
             return found

@@ -1,4 +1,4 @@
-"""The yaml files of configs: their folder, and the options that each group has."""
+"""The yaml files of configs: their folder, and the options of each group."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from omegaconf import DictConfig, OmegaConf
 
 PACKAGE = Path(__file__).resolve().parents[1]
 CONF_DIR = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
-"""Folder of the yaml files: inside an installed package, but beside the package in a checkout."""
+"""Folder of the yaml files: inside an installed package, or beside the package in a checkout."""
 
 
 def options_of(group: str) -> list[str]:
-    """Return the names of a group's options, such as "search" of "sharder", sorted."""
+    """Return the sorted names of a group's options, such as "search" in "sharder"."""
     return sorted(path.stem for path in (CONF_DIR / group).glob("*.yaml"))
 
 
 def option_node(group: str, name: str) -> DictConfig:
-    """Return an option as its file has it."""
+    """Return the content of an option's file."""
     node = OmegaConf.load(CONF_DIR / group / f"{name}.yaml")
     assert isinstance(node, DictConfig)
     return node

@@ -1,18 +1,18 @@
 """Errors that a user can fix, and checks of configured values.
 
-UserError                    a command prints its message alone and exits with 2, unless it says so
+UserError                    a command prints only its message, and exits with 2 unless noted
 +-- ConfigError              a configured value cannot be used
 +-- DataError                a data file cannot be read
 +-- DivergenceError          losses, predictions or weights are not finite
 +-- CheckpointError          a checkpoint is damaged or does not fit
 |   +-- DamagedCheckpointError   its files are not usable
-+-- UnsavedError             the result or the last checkpoint is lost (exit code 1)
++-- UnsavedError             the result or the last checkpoint could not be saved (exit code 1)
 +-- PreemptedError           a signal stopped the training, after a checkpoint (exit code 0)
 +-- RemoteFileError          an object store or another remote file system refuses a request
 +-- LostFolderError          another job has taken over the run's folder (exit code 1)
 +-- IncompleteSweepError     jobs of a sweep failed (exit code 1)
 +-- LostRankError            another rank is gone (exit code 1)
-|   +-- HungRankError        another rank lives, but does not come to a collective
+|   +-- HungRankError        another rank is alive, but does not come to a collective
 +-- EndedRankError           the ranks end before they have a process group
 |   +-- UnlikeRanksError     they have different configs, versions or data
 +-- ShardingError            there is no usable plan
@@ -28,11 +28,11 @@ from os import PathLike
 
 EXIT_ERROR, EXIT_USER_ERROR, EXIT_INTERRUPTED, RANK_EXIT_PREEMPTED = 1, 2, 130, 0
 """Exit codes of commands after a bug, after an error that the user can fix, after Ctrl-C, and after
-a signal that stopped a training. `commands.exit_codes` ends a process with the code of its error;
-a launcher ends with 2 if the first rank that failed did, and else with 1."""
+a signal that stopped training. `commands.exit_codes` ends a process with the code of its error; a
+launcher exits with 2 if the first rank that failed did, and otherwise with 1."""
 
 AGAINST_DIVERGENCE = "lower optimizer.*_learning_rate, warm up longer, or set optimizer.clip_norm"
-"""The end of a DivergenceError's message says what a user can do about it."""
+"""End of a DivergenceError's message: what a user can do about it."""
 
 
 class UserError(Exception):
@@ -74,14 +74,14 @@ class PreemptedError(UserError):
 
 
 class RemoteFileError(UserError, OSError):
-    """A request to a remote file system failed, again and again."""
+    """A request to a remote file system failed repeatedly."""
 
     def __str__(self) -> str:
         return f"{self.filename}: {self.strerror}"
 
 
 class LostFolderError(UserError):
-    """Another job has taken over the run's folder, so that this one must not write there."""
+    """Another job has taken over the run's folder, so this one must not write there."""
 
     exit_code = EXIT_ERROR
 
@@ -99,7 +99,7 @@ class LostRankError(UserError, RuntimeError):
 
 
 class HungRankError(LostRankError):
-    """A rank did not come to a collective, while others waited for it."""
+    """A rank did not come to a collective in which others waited for it."""
 
 
 class EndedRankError(UserError):
@@ -111,7 +111,7 @@ class UnlikeRanksError(EndedRankError):
 
 
 class ShardingError(UserError):
-    """Base of errors between a task and its plan."""
+    """Base of errors about a task or its plan."""
 
 
 class InfeasibleTaskError(ShardingError):
@@ -123,7 +123,7 @@ class InvalidPlanError(ShardingError):
 
 
 class RankError(Exception):
-    """The cause of an error that ranks agreed on; names its rank, and the rank that reports it.
+    """The cause of an error that ranks agreed on; names the failed rank and the reporting rank.
 
     The original cause of the error is the cause of this one.
 
@@ -142,7 +142,7 @@ class RankError(Exception):
 
 
 def shortened(value: object) -> str:
-    """Return a value that may be anything, for a message."""
+    """Return any value as a text for a message, of at most 40 characters."""
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
 
@@ -156,7 +156,7 @@ def check_count(key: str, value: object, *, least: int, most: int = 2**62) -> No
 
 
 def check_choice(key: str, value: object, known: Iterable[str]) -> None:
-    """Raise ConfigError unless a configured value is one of those that are known."""
+    """Raise ConfigError unless a configured value is one of the known values."""
     if value not in (known := list(known)):
         raise ConfigError(f"{key} is {value!r}; known: {', '.join(known)}")
 

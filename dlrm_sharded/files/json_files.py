@@ -1,4 +1,4 @@
-"""Reads files of one JSON object, and reads and writes any file completely or not at all."""
+"""Reads files that hold one JSON object, and writes files completely or not at all."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from dlrm_sharded.files.remote_files import Location, RemotePath
 
 STANDARD_OUTPUT = "-"
 MAX_LINKS = 40
-"""Links that Linux follows on the way to a file."""
+"""Largest number of links that Linux follows to a file."""
 
 MAX_BYTES = 2**30
-"""Largest size of a file that is read as a whole; ours are far smaller."""
+"""Largest file that is read as a whole; this package's files are far smaller."""
 
 
 def read_json_object(path: str | Path, *, noun: str) -> dict[str, Any]:
     """Read a file that holds one JSON object.
 
     Raises:
-        ConfigError: the file is missing, has a key twice, or holds something else; the message
+        ConfigError: the file is missing, has a key twice, or holds anything else; the message
             calls it a `noun` file.
     """
     check_path(f"the path of the {noun} file", path)
     try:
-        # Editors of Windows put a byte order mark before UTF-8.
+        # Windows editors put a byte order mark before UTF-8.
         text = read_file(path).decode("utf-8-sig")
         fields = json.loads(text, object_pairs_hook=_without_repetition)
     except OSError as error:
@@ -47,7 +47,7 @@ def read_json_object(path: str | Path, *, noun: str) -> dict[str, Any]:
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object of some keys and values; ValueError if a key is there twice."""
+    """Return the object with these keys and values; raise ValueError if a key occurs twice."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
         [(key, count)] = Counter(key for key, _ in pairs).most_common(1)
@@ -56,10 +56,10 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_file(path: str | Path) -> bytes:
-    """Return the content of a regular file, or of a file that this process was started with open.
+    """Return the content of a regular file, or of a file that this process has open.
 
     Raises:
-        OSError: it is something else, is larger, or cannot be read.
+        OSError: it is another kind of file, exceeds `MAX_BYTES`, or cannot be read.
     """
     if _open_file(Path(path)) is not None:  # such as /dev/stdin, or a pipe of a shell's <(...)
         return Path(path).read_bytes()
@@ -72,19 +72,19 @@ def read_file(path: str | Path) -> bytes:
 
 
 def open_regular(path: str | Path) -> IO[bytes]:
-    """Open a file for reading. A pipe would be waited at for ever, and a device may have no end.
+    """Open a regular file for reading: a pipe could block forever, and a device may have no end.
 
     Raises:
-        OSError: it is no regular file, or cannot be read.
+        OSError: it is not a regular file, or cannot be read.
     """
     mode = Path(path).stat().st_mode
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # which cannot be opened
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # open() refuses a folder
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
 
 
 def write_json(path: str | Path, fields: Mapping[str, Any]) -> None:
-    """Write a JSON file completely or not at all; ValueError for NaN, which JSON does not have.
+    """Write a JSON file completely or not at all; raise ValueError for NaN, which JSON lacks.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -97,7 +97,7 @@ def write_json(path: str | Path, fields: Mapping[str, Any]) -> None:
 
 
 def replace_file(path: str | Path, data: bytes) -> None:
-    """Write a file as `replaced_file` does, in one piece.
+    """Write a file in one piece, as `replaced_file` does.
 
     Raises:
         OSError: the file cannot be written; its old content is kept.
@@ -108,11 +108,11 @@ def replace_file(path: str | Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def replaced_file(path: str | Path) -> Iterator[IO[bytes]]:
-    """Open a file for writing that appears when the block ends, completely or not at all.
+    """Open a file for writing; it appears when the block ends, completely or not at all.
 
     Readers see the old content until then. A new file has the permissions of the old one, and a
     link stays a link: the file that it points to is replaced. A device or a pipe has no old content
-    to keep and is written through, as are "-", which is standard output, and open files such as
+    to keep and is written directly, as are "-", which is standard output, and open files such as
     /dev/stdout.
 
     Raises:
@@ -125,10 +125,10 @@ def replaced_file(path: str | Path) -> Iterator[IO[bytes]]:
     target = Path(os.path.realpath(path))
     old = _stat(target)
     partial = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}.tmp")
-    # Whoever may not read the old content may not read the new one while it is written either.
+    # Users who may not read the old file may not read the partial one either.
     mode = 0o666 if old is None else stat.S_IMODE(old.st_mode)
     try:
-        partial.unlink(missing_ok=True)  # of a killed process with the same number
+        partial.unlink(missing_ok=True)  # left by a killed process with the same pid
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as file:
             if old is not None:
@@ -138,7 +138,7 @@ def replaced_file(path: str | Path) -> Iterator[IO[bytes]]:
                     os.fchmod(descriptor, mode)  # the umask may have narrowed it
             yield file
             file.flush()
-            os.fsync(descriptor)  # else a crash of the host may leave an empty file of this name
+            os.fsync(descriptor)  # or a crash of the host may leave an empty file
         partial.replace(target)
     finally:
         with contextlib.suppress(OSError):
@@ -146,7 +146,7 @@ def replaced_file(path: str | Path) -> Iterator[IO[bytes]]:
 
 
 def write_durably(path: Location, content: Iterable[bytes | memoryview]) -> None:
-    """Write a file of a folder that is not in use yet; its content is on disk at the end."""
+    """Write a file into a folder that is not in use yet; on return, its content is on disk."""
     if isinstance(path, RemotePath):
         path.write_bytes(b"".join(content))
         return
@@ -158,7 +158,7 @@ def write_durably(path: Location, content: Iterable[bytes | memoryview]) -> None
 
 
 def sync_folder(folder: Path) -> None:
-    """Return when the names of a folder's files are on disk."""
+    """Write the names of a folder's files to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -167,11 +167,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def check_file_to_write(key: str, path: object, *, may_be_stream: bool = True) -> None:
-    """Raise ConfigError unless a configured value can be written, before the work for its content.
+    """Raise ConfigError unless a file can be written, before the work that makes its content.
 
     Args:
         may_be_stream: whether it may be standard output, a device or a pipe, which can take the
-            content of one file only.
+            content of only one file.
     """
     check_path(key, path)
     assert isinstance(path, str | Path)
@@ -190,7 +190,7 @@ def check_file_to_write(key: str, path: object, *, may_be_stream: bool = True) -
 
 
 def folder_to_write(key: str, path: object) -> Path:
-    """Return the path of a folder, which may be there; raise ConfigError if it cannot be made."""
+    """Return the path of a folder, which may exist; raise ConfigError if it cannot be made."""
     check_path(key, path)
     assert isinstance(path, str | Path)
     if path == STANDARD_OUTPUT:
@@ -210,7 +210,7 @@ def folder_to_write(key: str, path: object) -> Path:
 
 
 def is_written_through(path: str | Path) -> bool:
-    """Return whether a path names a stream of bytes, which is written without replacing anything.
+    """Return whether a path names a byte stream, which is written without replacing anything.
 
     Raises:
         OSError: it can be neither replaced nor written.
@@ -229,7 +229,7 @@ def is_written_through(path: str | Path) -> bool:
 
 
 def _stat(path: Path) -> os.stat_result | None:
-    """Return what a path names, after its links; None if there is nothing."""
+    """Return the status of a path's target; None if it does not exist."""
     try:
         return path.stat()
     except FileNotFoundError:
@@ -237,9 +237,9 @@ def _stat(path: Path) -> os.stat_result | None:
 
 
 def _open_file(path: Path) -> int | None:
-    """Return the descriptor of this process that a path such as /dev/stdout names, or None.
+    """Return the file descriptor of this process that a path such as /dev/stdout names, or None.
 
-    To open such a path again would cut off what a shell's >> appends to.
+    Opening such a path again would truncate a file to which a shell's >> appends.
     """
     for _ in range(MAX_LINKS):
         if os.path.realpath(path.parent) == f"/proc/{os.getpid()}/fd" and path.name.isdecimal():
@@ -251,10 +251,10 @@ def _open_file(path: Path) -> int | None:
 
 
 def _opened(path: str | Path) -> IO[bytes]:
-    """Open a stream of bytes without waiting for somebody who reads it."""
+    """Open a byte stream for writing, without waiting for a reader."""
     number = 1 if path == STANDARD_OUTPUT else _open_file(Path(path))
     if number == 1:
-        if sys.stdout is None:  # the descriptor is closed, or has become that of another file
+        if sys.stdout is None:  # the descriptor is closed, or another file has it
             raise OSError(errno.EBADF, "standard output is closed", str(path))
         sys.stdout.flush()  # what was printed before comes first
     if number is not None:

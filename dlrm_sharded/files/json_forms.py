@@ -1,7 +1,7 @@
-"""The one reader of JSON forms: values that anyone may have written become dataclasses.
+"""The reader of JSON forms: converts untrusted JSON values to dataclasses.
 
-A dataclass is the form of an object. Its fields are the keys, their annotations say what the values
-are, fields with a default may be missing, and `__post_init__` checks what else must hold.
+A dataclass is the form of an object. Its fields are the keys, annotations give the types of values,
+fields with a default may be missing, and `__post_init__` checks any other condition.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from dlrm_sharded.files.errors import DataError, UserError
 T = TypeVar("T")
 
 Number = int | float
-"""A number that stays an integer if it is written as one, so that it is written so again."""
+"""A number that stays an integer if it is written as one, so that it is written back unchanged."""
 
 NOT_IN_JSON = {"in_json": False}
-"""Metadata of fields that no file has."""
+"""Metadata of fields that are not in files."""
 
 
 def make_plain(value: Any) -> None:
-    """Turn scalars of NumPy in a frozen value into numbers, as JSON has, and lists into tuples."""
+    """Convert NumPy scalars in a frozen dataclass to Python numbers, and lists to tuples."""
     for field in dataclasses.fields(value):
         found = getattr(value, field.name)
         if not isinstance(found, int | float) and getattr(found, "ndim", None) == 0:
             object.__setattr__(value, field.name, found.item())
-        if isinstance(found, list):  # as a yaml gives them, which would equal no tuple
+        if isinstance(found, list):  # from a yaml; a list never equals a tuple
             object.__setattr__(value, field.name, tuple(found))
 
 
@@ -39,17 +39,17 @@ def read_form(
     error: type[UserError] = DataError,
     may_have_others: bool = False,
 ) -> T:
-    """Return the value of a form that JSON describes.
+    """Convert JSON to its form, and return the value.
 
     Args:
-        name: what holds the JSON, at the beginning of the message, such as the path of a file.
-        error: type of the error.
-        may_have_others: whether objects may have keys that their forms do not have.
+        name: source of the JSON, such as the path of a file, with which messages begin.
+        error: type of the error to raise.
+        may_have_others: whether objects may have keys that are not in their forms.
 
     Raises:
-        UserError: the JSON has another form; the message says where in it, and what is there.
+        UserError: the JSON does not fit the form; the message says where, and what is there.
     """
-    import msgspec  # takes a while to load, and commands that read nothing do without
+    import msgspec  # slow to load, and commands that read nothing do not need it
 
     try:
         found = msgspec.convert(raw, form)
@@ -61,7 +61,7 @@ def read_form(
 
 
 def form_of(value: Any) -> dict[str, Any]:
-    """Return the form that `read_form` reads; fields that have their default are left out.
+    """Return a value as JSON for `read_form`; fields with their default value are left out.
 
     A tuple becomes a list.
     """

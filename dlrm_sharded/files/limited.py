@@ -1,4 +1,4 @@
-"""Annotations for forms of JSON whose numbers and texts are limited."""
+"""Types for JSON forms with limited numbers and texts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Files of lines of JSON, to which measurements are appended, and from which they are read again.
+"""Files of JSON lines, to which measurements are appended, and from which they are read back.
 
-Whatever stands in a line, it stops no reader. Lines that cannot be used are named in one warning
-and skipped, and stay in the file. A line that a kill has cut off damages no other one.
+No content of a line stops a reader: unusable lines are skipped with one warning that names them,
+and stay in the file. A line that a kill cut off does not damage others.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_FILE_BYTES = 32 * 2**20
-"""Size beyond which a file loses the earlier half of its lines."""
+"""Size above which a file loses the earlier half of its lines."""
 
 LOCK_S = 10.0
-"""Time to wait for another run that writes."""
+"""Time to wait while another run writes."""
 
 STAGED = "journal.jsonl"
-"""File in the folder of a sweep's run that stages lines for journals until the sweep has ended."""
+"""File in the folder of a sweep's run that stages journal lines until the sweep ends."""
 
 MAX_STAGED = 10_000
-"""Number of staged lines that are delivered; earlier ones are left out."""
+"""Largest number of staged lines that are delivered; earlier ones are left out."""
 
 MAX_UNUSABLE = 100_000
-"""Number of lines that cannot be used, after which earlier ones are not read."""
+"""Number of unusable lines after which earlier lines are not read."""
 
 MAX_NAMED = 5
-"""Number of lines that a message names."""
+"""Largest number of lines that a message names."""
 
 DAMAGED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""Errors of reading JSON that anyone may have written."""
+"""Errors of reading untrusted JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineFile:
-    """The file; it need not exist.
+    """A file of JSON lines, which need not exist.
 
     Args:
-        noun: what a line is, such as "run".
-        format: version of the lines, which each of them has; readers skip later ones. None
-            for lines without a version.
+        noun: what a line describes, such as "run".
+        format: version that is written to each line; readers skip later ones. None for lines
+        without a version.
         staged: file that stages lines until `deliver` appends them here; None to append at once.
     """
 
@@ -78,7 +78,7 @@ class LineFile:
             os.fsync(file.fileno())
 
     def note(self, fields: Mapping[str, Any]) -> bool:
-        """Append a line to a file that many runs share, or to the staged ones, and return True.
+        """Append a line to a file that many runs share, or to the staged file, and return True.
 
         If that is impossible, warn and return False.
         """
@@ -98,11 +98,11 @@ class LineFile:
         return True
 
     def refuse(self, reason: str) -> None:
-        """Warn that something is not written, and why."""
+        """Warn that a line is not written, and why."""
         log.warning("the %s could not be added to the journal %s: %s", self.noun, self.path, reason)
 
     def latest(self, parse: Callable[[Mapping[str, Any]], T | None], *, most: int) -> dict[int, T]:
-        """Read a file that many runs share; if that is impossible, warn and return nothing."""
+        """Read a file that many runs share; if that is impossible, warn and return no lines."""
         try:
             return self.read(parse, most=most)
         except OSError as error:
@@ -112,15 +112,15 @@ class LineFile:
     def read(
         self, parse: Callable[[Mapping[str, Any]], T | None], *, most: int | None = None
     ) -> dict[int, T]:
-        """Return the latest lines by their numbers, the last one last.
+        """Return the latest usable lines by line number, in the order of the file.
 
         Args:
-            parse: reads the fields of a line; returns None to leave it out without a word, and
-                raises DataError with the reason if it cannot be used.
-            most: number of lines to return; None for all.
+            parse: converts the fields of a line; returns None to leave the line out silently, and
+                raises DataError with the reason if the line is unusable.
+                most: largest number of lines to return; None for all.
 
         Raises:
-            OSError: the file is there and cannot be read.
+            OSError: the file exists but cannot be read.
         """
         try:
             lines = read_file(self.path).splitlines()
@@ -162,16 +162,17 @@ class LineFile:
         return dict(reversed(found.items()))
 
     def _check_kind(self) -> None:
-        """Raise OSError for what is there and no file: a pipe would be waited at for ever."""
+        """Raise OSError if the path exists but is not a file: a pipe could block forever."""
         if self.path.exists() and not self.path.is_file():
             raise OSError(errno.EINVAL, "it is not a regular file", str(self.path))
 
 
 def locked(path: Path, *, refusal: str) -> FileLock:
-    """Return a lock that this process has until it releases it or ends.
+    """Return a lock that this process holds until it releases it or ends.
 
     Raises:
-        ConfigError: another process has it, which `refusal` says, or the file cannot be made.
+        ConfigError: another process has the lock (the message is `refusal`), or its file cannot be
+        made.
     """
     lock = FileLock(path)
     try:
@@ -185,13 +186,13 @@ def locked(path: Path, *, refusal: str) -> FileLock:
 
 @contextlib.contextmanager
 def turn(path: Path, *, doing: str, limit_s: float) -> Iterator[bool]:
-    """Wait until no other process has a lock, or for a limited time; yield whether this one has it.
+    """Wait for a lock for a limited time, and yield whether this process has it.
 
     Args:
-        doing: what a process does while it has the lock, for messages.
+        doing: what a process does while it has the lock, as messages say it.
 
     Raises:
-        OSError: the file of the lock cannot be made.
+        OSError: the lock's file cannot be made.
     """
     lock = FileLock(path)
     with contextlib.suppress(Timeout):
@@ -209,7 +210,7 @@ def turn(path: Path, *, doing: str, limit_s: float) -> Iterator[bool]:
 
 
 def holder(path: Path) -> str:
-    """Return which process has a lock, as far as Linux says that here."""
+    """Return a text that says which process has a lock, if Linux tells."""
     with contextlib.suppress(OSError, ValueError):
         inode = str(path.stat().st_ino)
         for line in Path("/proc/locks").read_text().splitlines():
@@ -223,7 +224,7 @@ def deliver(staged: Path, folder: Path) -> None:
     """Append staged lines to their files, once; the staged file stays, with the suffix .delivered.
 
     Args:
-        folder: folder of all files that a staged line may be for.
+        folder: folder that must contain the target file of each staged line.
     """
 
     def parsed(fields: Mapping[str, Any]) -> tuple[LineFile, Mapping[str, Any]]:
@@ -241,7 +242,7 @@ def deliver(staged: Path, folder: Path) -> None:
 
 
 def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return how settings differ from those in a file, for a message; "" if they do not."""
+    """Return a text with the differences between two settings; empty if there are none."""
     now = json.loads(json.dumps(now))
     return "; ".join(
         f"{key}: {shortened(before.get(key))}, now {shortened(now.get(key))}"
@@ -251,10 +252,10 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def _is_later(ours: int, theirs: object) -> bool:
-    """Return whether the format of a line is a later one than this version writes.
+    """Return whether the format of a line is later than the one that this version writes.
 
     Raises:
-        DataError: it is no format at all.
+        DataError: it is not a format number.
     """
     if type(theirs) is not int or theirs < 1:
         raise DataError(f"its format is {shortened(theirs)}")
@@ -262,13 +263,13 @@ def _is_later(ours: int, theirs: object) -> bool:
 
 
 def named(lines: list[str]) -> str:
-    """Return the texts of lines as a list that names the latest ones."""
+    """Join the texts of the latest lines, and the number of the others."""
     more = len(lines) - MAX_NAMED
     return ", ".join(([f"{more} more"] if more > 0 else []) + lines[-MAX_NAMED:])
 
 
 def _after_whole_line(path: Path) -> bytes:
-    """Return the end of a line that a kill has cut off, which would damage the next one too."""
+    """Return a line end if a kill cut off the file's last line, which would damage the next one."""
     if not path.exists() or path.stat().st_size == 0:
         return b""
     with path.open("rb") as file:

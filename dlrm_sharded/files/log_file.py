@@ -1,4 +1,4 @@
-"""The lines of a log: on the terminal, and in the folder of a run."""
+"""Log lines, on the terminal and in the folder of a run."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class LineFormatter(logging.Formatter):
     """Breaks messages between words; rows of Markdown tables and long words stay whole.
 
     Args:
-        columns: width of a file, in which comparisons of runs find errors whole; None for that of
-            the terminal, up to `MAX_COLUMNS`, or any without one.
+        columns: width of a log file, in which errors are not broken, because comparisons of runs
+            read them; None for the terminal's width, up to `MAX_COLUMNS`, or no limit without one.
     """
 
     def __init__(self, fmt: str, datefmt: str, columns: int | None = None) -> None:
@@ -26,7 +26,7 @@ class LineFormatter(logging.Formatter):
         self._columns = columns
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802, logging's own name
-        """Return the message with the time, in lines that fit."""
+        """Return the formatted message, in lines that fit."""
         text = super().formatMessage(record)
         width = self._columns or _terminal_columns()
         if width is None or (self._columns and record.levelno >= logging.ERROR):
@@ -35,7 +35,7 @@ class LineFormatter(logging.Formatter):
 
 
 def _terminal_columns() -> int | None:
-    """Return the width of messages on a terminal; None for programs, which want whole lines."""
+    """Return the width of messages on a terminal; None without one: programs read whole lines."""
     if not sys.stderr.isatty():
         return None
     return min(shutil.get_terminal_size((MAX_COLUMNS, 24)).columns, MAX_COLUMNS)
@@ -51,10 +51,10 @@ def _broken(line: str, width: int) -> str:
 
 
 class LogFile(logging.FileHandler):
-    """A log file that gives up after the first line that it cannot write, as on a full disk."""
+    """A log file that stops after the first line that it cannot write, as on a full disk."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line; the file is opened for the first one, and may be another user's."""
+        """Write a line; the first one opens the file, which may belong to another user."""
         try:
             super().emit(record)
         except OSError:

@@ -1,4 +1,4 @@
-"""Progress bars, which are lines now and then where no terminal is."""
+"""Progress bars, which become occasional lines without a terminal."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from tqdm import tqdm
 
 LINE_EVERY_S = 30.0
-"""Time between two lines of a log; a shorter task has a line at its end only."""
+"""Time between two lines in a log; a shorter task has a line only at its end."""
 
 
 class ProgressBar(tqdm):
-    """A bar of tqdm on a terminal; elsewhere a line of text every `LINE_EVERY_S` seconds."""
+    """A tqdm bar on a terminal; elsewhere, a line of text every `LINE_EVERY_S` seconds."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if not sys.stderr.isatty():
@@ -24,20 +24,20 @@ class ProgressBar(tqdm):
 
     @staticmethod
     def status_printer(file: Any) -> Any:
-        """Return what shows a state: over the last one on a terminal, else on a line of its own."""
+        """Return the function that prints a state: in place on a terminal, else on a new line."""
         if sys.stderr.isatty():
             return tqdm.status_printer(file)
         return lambda state: print(state, file=file, flush=True) if state else None
 
     def close(self) -> None:
-        """End the bar, whose last line is ended already where no terminal is."""
+        """End the bar; without a terminal, its last line has ended already."""
         if not (self.disable or sys.stderr.isatty()):
             if self.n > self.last_print_n:
                 self.display()
-            self.delay = math.inf  # tqdm ends what it has shown, and has nothing to end
+            self.delay = math.inf  # keeps tqdm from ending the line again
         super().close()
 
 
-# One process draws a bar. tqdm's own lock would be of several, and the first of these decides how
-# Python starts all other processes of a user's (`multiprocessing.set_start_method`).
+# Only one process draws a bar. tqdm's default lock is for several processes, and creating one fixes
+# how Python starts all other processes of a user (`multiprocessing.set_start_method`).
 ProgressBar.set_lock(threading.RLock())

@@ -1,4 +1,4 @@
-"""Hardware, versions and commit, without which a measured figure says little."""
+"""Hardware, versions and commit, without which a measurement says little."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PACKAGES = ("dlrm_sharded", "torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu")
 
 
 def device_name(device: torch.device) -> str:
-    """Return the name of the GPU or of the CPU model."""
+    """Return the name of the GPU or the CPU model."""
     if device.type == "cuda":
         import torch  # takes seconds to load, and only names of GPUs need it
 
@@ -39,7 +39,7 @@ def versions() -> dict[str, str]:
 
 
 def fbgemm_version(found: Mapping[str, str]) -> str | None:
-    """Return the version of FBGEMM among `versions`; None if it is not there.
+    """Return the version of FBGEMM in `found`, the result of `versions`; None if there is none.
 
     In an environment for CPUs, fbgemm-gpu is an empty package that stands for fbgemm-gpu-cpu.
     """
@@ -50,7 +50,7 @@ def fbgemm_version(found: Mapping[str, str]) -> str | None:
 def commit() -> str | None:
     """Return the checkout's commit, or None outside a checkout.
 
-    An installed package may lie in another repository, such as one with a virtual environment.
+    An installed package may be inside another repository, such as one with a virtual environment.
     """
     package = Path(__file__).resolve().parents[1]
     command = ["git", "rev-parse", "--show-toplevel", "HEAD"]

@@ -1,8 +1,8 @@
 """Files of object stores and other remote file systems, under URLs such as s3://bucket/run.
 
-fsspec, which torch requires, speaks to them: `s3://` with the package s3fs, `gs://` with gcsfs,
-`abfs://` with adlfs, `webhdfs://` and others without a further one. Every request is tried again
-after an error that may pass.
+fsspec, which torch requires, accesses them: `s3://` with the package s3fs, `gs://` with gcsfs,
+`abfs://` with adlfs, and `webhdfs://` and others without another package. Requests are retried
+after errors that may be transient.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 """Times between the attempts of a request."""
 
 LATE_S = 10.0
-"""Time after which a host sees what another one has written on a disk that they share."""
+"""Time after which a host sees what another host wrote to a shared disk."""
 
 LOOK_S = 0.2
-"""Time between two looks for it."""
+"""Time between two checks for it."""
 
 PASSWORD = re.compile(r"://[^/@]*:[^/]*@")
-"""Part of a URL that has a password."""
+"""The part of a URL with a password."""
 
 LASTING = {
     FileNotFoundError: errno.ENOENT,
@@ -42,15 +42,15 @@ LASTING = {
     NotADirectoryError: errno.ENOTDIR,
     PermissionError: errno.EACCES,
 }
-"""Errors that another attempt does not fix, with their numbers, which file systems leave out."""
+"""Errors that a retry does not fix, with their numbers, which file systems may leave out."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class RemotePath:
-    """A file or folder of a remote file system, with those methods of `Path` that are needed.
+    """A file or folder in a remote file system, with the methods of `Path` that are needed.
 
-    All methods raise FileNotFoundError and its like as a `Path` does, and RemoteFileError for
-    whatever else the file system raises. A folder is there as long as a file is in it.
+    Methods raise FileNotFoundError and similar errors as a `Path` does, and RemoteFileError for any
+    other error of the file system. A folder exists as long as a file is in it.
     """
 
     url: str
@@ -80,7 +80,7 @@ class RemotePath:
 
     def _kind(self) -> str | None:
         try:
-            # not exists() and isfile(), which call every error a no
+            # not exists() and isfile(), which return False after any error
             return str(self._request(lambda fs, path: fs.info(path)["type"]))
         except FileNotFoundError:
             return None
@@ -106,7 +106,7 @@ class RemotePath:
 
     def write_bytes(self, content: bytes) -> None:
         def write(fs: Any, path: str) -> None:
-            if not fs.async_impl:  # has real folders; an object store would make a bucket
+            if not fs.async_impl:  # it has real folders; an object store would make a bucket
                 fs.makedirs(path.rpartition("/")[0], exist_ok=True)
             fs.pipe_file(path, content)
 
@@ -118,14 +118,14 @@ class RemotePath:
             if not fs.async_impl:
                 fs.mv(path, new, recursive=True)
                 return
-            for source in fs.find(path):  # mv() copies what stands for the folder, which is nothing
+            for source in fs.find(path):  # mv() would also copy the folder's own entry
                 fs.cp_file(source, new + source.removeprefix(path))
             fs.rm(path, recursive=True)
 
         self._request(move)
 
     def delete(self) -> None:
-        """Delete a file, or a folder with all that is in it, if it is there."""
+        """Delete a file, or a folder with its content, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             self._request(lambda fs, path: fs.rm(path, recursive=True))
 
@@ -138,7 +138,7 @@ class RemotePath:
             except tuple(LASTING) as error:
                 number = next(LASTING[kind] for kind in LASTING if isinstance(error, kind))
                 raise OSError(number, os.strerror(number), self.url) from error
-            except Exception as error:  # every file system has errors of its own
+            except Exception as error:  # every file system has its own errors
                 problem = f"{type(error).__name__}: {error}"
                 if pause_s is None:
                     raise RemoteFileError(errno.EIO, problem, self.url) from error
@@ -148,14 +148,14 @@ class RemotePath:
 
 
 Location = Path | RemotePath
-"""A file or folder, on a disk or elsewhere."""
+"""A file or folder, on a disk or in a remote file system."""
 
 
 def location(key: str, value: object) -> Location:
-    """Return what a configured path or URL names.
+    """Return the location of a configured path or URL.
 
     Raises:
-        ConfigError: it is neither, or a package is missing that its kind of URL needs.
+        ConfigError: it is neither, or a package that its kind of URL needs is missing.
     """
     check_path(key, value)
     if "://" not in str(value):
@@ -164,7 +164,7 @@ def location(key: str, value: object) -> Location:
     if not str(value).partition("://")[2].strip("/"):
         raise ConfigError(f"{key} is {str(value)!r}, which names no folder; is a variable empty?")
     try:
-        from fsspec import get_filesystem_class  # planning is installed without it
+        from fsspec import get_filesystem_class  # an installation for planning lacks it
 
         get_filesystem_class(str(value).partition("://")[0])
     except (ImportError, ValueError) as error:
@@ -173,7 +173,7 @@ def location(key: str, value: object) -> Location:
 
 
 def refuse_password(key: str, text: str) -> None:
-    """Raise ConfigError if a text has a URL with a password, which files of a run would show."""
+    """Raise ConfigError if a text has a URL with a password, which a run's files would show."""
     if PASSWORD.search(text):
         raise ConfigError(
             f"{key} has a password in its URL, which logs and checkpoints would show; give it as "
@@ -183,7 +183,7 @@ def refuse_password(key: str, text: str) -> None:
 
 @contextlib.contextmanager
 def local_file(path: Location) -> Iterator[Path]:
-    """Yield the path of a file on a disk: of the file itself, or of a copy within the block."""
+    """Yield a path on disk: the file itself, or a copy that exists within the block."""
     if isinstance(path, Path):
         yield path
         return
@@ -194,7 +194,7 @@ def local_file(path: Location) -> Iterator[Path]:
 
 
 def sizes_of(folder: Location, names: Iterable[str]) -> dict[str, int]:
-    """Return the sizes in bytes of those files of a folder that are there, by name."""
+    """Return the sizes in bytes of those files that exist in a folder, by name."""
     if isinstance(folder, RemotePath):  # one request lists a thousand files
         found = folder.entries()
         return {name: size for name in names if (size := found.get(name)) is not None}
@@ -206,7 +206,7 @@ def sizes_of(folder: Location, names: Iterable[str]) -> dict[str, int]:
 
 
 def seen_in_time(look: Callable[[], bool]) -> bool:
-    """Return whether something is seen, where hosts see each other's files some seconds late."""
+    """Return whether `look` succeeds within `LATE_S`: hosts see each other's files with a delay."""
     deadline = time.monotonic() + LATE_S
     while not look():
         if time.monotonic() > deadline:
@@ -216,7 +216,7 @@ def seen_in_time(look: Callable[[], bool]) -> bool:
 
 
 def _filesystem(url: str) -> tuple[Any, str]:
-    """Return fsspec's object for a file system, which it keeps, and its name of a path."""
+    """Return fsspec's cached object of a URL's file system, and the path in it."""
     from fsspec.core import url_to_fs
 
     fs, path = url_to_fs(url)

@@ -1,4 +1,4 @@
-"""Targets in configs of release 0.2 that have other names now, and keys that are gone."""
+"""Targets in configs of release 0.2 that have been renamed, and keys that were removed."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ RENAMED: dict[str, str] = {
         "dlrm_sharded.plans.topology_settings.TopologySettings"
     ),
 }
-"""Present names by those of 0.2; none of these is a target of today's configs."""
+"""Present names by names in 0.2, none of which is a target in today's configs."""
 
 
 GONE = ("cache_tables", "informed", "objective", "portfolio")
-"""Keys of the package's own targets in 0.2 that none of them has now."""
+"""Keys that the package's targets had in 0.2, and none has now."""
 
 
 def with_present_target(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a node of a config with the name that its target has now, without keys of 0.2."""
+    """Return a config node with the present name of its target, and without removed keys."""
     target = str(node.get("_target_"))
     if not target.startswith("dlrm_sharded."):
         return dict(node)

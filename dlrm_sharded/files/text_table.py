@@ -1,4 +1,4 @@
-"""Tables of figures, written as Markdown or as aligned text for terminals."""
+"""Tables of figures, in Markdown or as aligned text for terminals."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from numbers import Number
 
 UNKNOWN = "-"
-"""Cell of a value that is None."""
+"""Text of a cell whose value is None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Describes how the values of a column are written.
+    """The format of a column.
 
     Args:
-        spec: format of its numbers, such as ",.2f"; texts stand as they are.
-        align: "<" to write its cells on the left of the column in a terminal, ">" on the right.
+        spec: format of its numbers, such as ",.2f"; texts are not formatted.
+        align: alignment in a terminal: "<" for left, ">" for right.
     """
 
     title: str
@@ -34,18 +34,18 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """Holds values in rows, and says how each column of them is written.
+    """Rows of values, and the format of each column.
 
     Args:
-        columns: columns in order; a bare title is that of a column of texts.
-        rows: a value for each column.
+        columns: columns in order; a bare title stands for a column without a format.
+        rows: rows with a value for each column.
     """
 
     columns: Sequence[Column | str]
     rows: Sequence[Sequence[object]]
 
     def markdown(self) -> str:
-        """Return a Markdown table, which shows its cells as they stand."""
+        """Return a Markdown table, with special characters in cells escaped."""
         head, *body = [f"| {' | '.join(map(escaped, cells))} |" for cells in self._cells()]
         return "\n".join([head, f"|{'---|' * len(self.columns)}", *body])
 
@@ -75,6 +75,6 @@ class TextTable:
 
 
 def escaped(text: str) -> str:
-    """Return text that Markdown shows as it stands."""
+    """Return text with Markdown's special characters escaped."""
     text = re.sub(r"([\\|`*]|\](?=[(\[:])|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", text)
     return text.replace("&", "&amp;").replace("<", "&lt;")

@@ -1,4 +1,4 @@
-"""The folder in which commands keep what they learn of a machine for later commands."""
+"""The folder in which commands keep what they learn about a machine for later commands."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ CACHE_VARIABLE = "DLRM_SHARDED_CACHE"
 
 
 def user_cache(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder, which may not exist or not be writable.
+    """Return the cache folder, which may not exist or not be writable.
 
     It is `$DLRM_SHARDED_CACHE`, or else `dlrm_sharded` in `$XDG_CACHE_HOME`, or else in `~/.cache`.
-    A user without a home has a folder among the temporary files.
+    A user without a home folder gets a folder among the temporary files.
     """
     if named := environment.get(CACHE_VARIABLE):
         return Path(named)
@@ -28,5 +28,5 @@ def user_cache(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def journal_folder(journal: str) -> Path:
-    """Return the folder of journals that a config names; "auto" is the one in the cache."""
+    """Return the folder of journals for a config's `journal`; "auto" is a folder in the cache."""
     return user_cache() / "runs" if journal == "auto" else Path(journal)

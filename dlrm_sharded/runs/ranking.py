@@ -121,7 +121,7 @@ class Ranking:
         return {*self.ratios} if clear | within == self.behind.keys() else clear
 
     def conclusion(self) -> str:
-        """Return which sharder is the fastest, or which tie and how many rounds would resolve it."""
+        """Return which sharder is fastest, or which tie and how many rounds would resolve it."""
         first = next(iter(self.ratios))
         ties = {label: ratio for label, ratio in self.behind.items() if ratio.is_tie}
         if not ties:
