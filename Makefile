@@ -5,14 +5,14 @@ SHELL := /bin/bash
 PYTHON ?= python3
 GPUS := $(shell $(PYTHON) dlrm_sharded/ranks/gpus.py)
 DEVICE ?= $(or $(DLRM_SHARDED_DEVICE),$(if $(GPUS),cuda,cpu))
-# If torch cannot use the GPUs, ranks end with an error and do not compute on the CPU.
+# If torch cannot use the GPUs, ranks end with an error; they do not fall back to the CPU.
 export DLRM_SHARDED_DEVICE := $(DEVICE)
 REQUIREMENTS ?= requirements/$(DEVICE).txt
-# Every set of versions has an environment of its own: .venv-cpu, .venv-cuda-2.11.
+# Every set of versions has its own environment: .venv-cpu, .venv-cuda-2.11.
 VENV := .venv-$(basename $(notdir $(REQUIREMENTS)))
 BIN := $(VENV)/bin
 
-# Without NPROC, runs of a sweep have the ranks of their experiment, or else one for each GPU, or two.
+# Without NPROC, runs of a sweep have the ranks of their experiment, or else one per GPU, or two.
 SWEEP_RANKS := $(if $(NPROC),hydra.launcher.j=1x$(NPROC))
 ifeq ($(DEVICE),cuda)
 NPROC ?= $(words $(or $(GPUS),none))
@@ -23,14 +23,14 @@ NPROC ?= 2
 export CUDA_VISIBLE_DEVICES :=
 endif
 CORES := $(shell getconf _NPROCESSORS_ONLN)
-# More threads than cores cost far more than fewer.
+# Too many threads cost far more than too few.
 export OMP_NUM_THREADS ?= $(shell n=$$(( $(CORES) / $(NPROC) )); echo $$(( n > 0 ? n : 1 )))
 
 .PHONY: run install sweep calibrate test test-all check lint unit tensorboard benchmark soak docs help clean
 run: $(VENV)/installed  ## train once; ARGS="sharder=dim batch_size=8192"
 	$(BIN)/python -m dlrm_sharded.ranks.torchrun --nproc-per-node $(NPROC) -m dlrm_sharded.train $(DEMO) $(ARGS)
 
-install: $(VENV)/installed  ## make the environment; every other target does so, too
+install: $(VENV)/installed  ## make the environment, as most targets do
 
 sweep: $(VENV)/installed  ## train with every sharder and compare them; ARGS="seed=0,1,2"
 	$(BIN)/python -m dlrm_sharded.train -m $(DEMO) $(SWEEP_RANKS) $(ARGS) "sharder=glob(*,exclude=plan_file)"

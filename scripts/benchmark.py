@@ -1,10 +1,10 @@
-"""Compare sharders, and training here with a plain TorchRec script. Tables are printed.
+"""Compare sharders, and this trainer with a plain TorchRec script; print the tables.
 
 python scripts/benchmark.py plans    dlrm-compare on presets and task sets
 python scripts/benchmark.py plain    steps of the trainer and of a plain TorchRec script, in turns
-python scripts/benchmark.py host     what a step takes of the host, here and in TorchRec's pipeline
+python scripts/benchmark.py host     CPU time of a step on the host, here and in TorchRec's pipeline
 
-plans hands arguments with "=" on: plans --sets paper num=20 sharders=[dim,torchrec].
+plans passes arguments with "=" to dlrm-compare: plans --sets paper num=20 sharders=[dim,torchrec].
 plain trains a DLRM with both; host trains MLPerf's DLRM-DCNv2 with the smallest tensors, and on a
 CPU stands for the host of a GPU without its launches, streams and page-locked copies.
 """
@@ -42,7 +42,7 @@ PLAIN, OURS = "TorchRec", "dlrm_sharded"
 NUM_BATCHES = 4
 WARMUP_STEPS, PROFILED_STEPS = 5, 3
 NO_WORK = ("aten::empty", "aten::new_empty", "aten::resize_", "aten::set_", "aten::detach_")
-"""Operators that allocate memory or make views, which their schemas do not say."""
+"""Operators that allocate memory or make views, although their schemas do not show it."""
 
 
 def compare_commands(sets: Sequence[str], out: Path, overrides: Sequence[str]) -> list[list[str]]:
@@ -126,7 +126,7 @@ def interleaved(
 
 
 def table_of(figures: Mapping[str, np.ndarray], titles: Sequence[str]) -> str:
-    """Write the medians of figures [rounds, titles], and the first one over TorchRec's."""
+    """Return a table of the medians of figures [rounds, titles], the first also over TorchRec's."""
     rows = []
     for name, found in figures.items():
         low, median, high = np.percentile(found[:, 0] / figures[PLAIN][:, 0], [25, 50, 75])
@@ -161,9 +161,9 @@ def host(rank: Rank, *, batch_size: int, steps: int, rounds: int, compile_mode: 
 
 
 def cpu_ms(pipeline: Any, batches: Any, steps: int, rank: Rank) -> tuple[float, float]:
-    """Return the CPU time of a step: of the main thread, and of all threads of the process.
+    """Return the CPU time of a step, in ms: of the main thread, and of all threads of the process.
 
-    A backward pass on a GPU is launched by a thread of its own. Waiting takes no time of a CPU.
+    A separate thread launches the backward pass on a GPU. Waiting takes no CPU time.
     """
     for _ in range(WARMUP_STEPS):
         pipeline.progress(batches)
@@ -177,7 +177,7 @@ def cpu_ms(pipeline: Any, batches: Any, steps: int, rank: Rank) -> tuple[float, 
 
 
 def calls_of(pipeline: Any, batches: Any) -> float:
-    """Return the number of operators of a step that compute or move numbers, and call no others."""
+    """Return the number of operators in a step that compute or move data, without nested ones."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         for _ in range(PROFILED_STEPS):
             pipeline.progress(batches)
@@ -194,7 +194,7 @@ def names_below(event: Any) -> Iterator[str]:
 
 @functools.cache
 def works(name: str) -> bool:
-    """Return whether an event of a profiler is an operator, and no view or allocation."""
+    """Return whether a profiler event is an operator other than a view or an allocation."""
     namespace, _, operator = name.partition("::")
     packet = getattr(getattr(torch.ops, namespace, None), operator, None) if operator else None
     if not isinstance(packet, torch._ops.OpOverloadPacket) or name.startswith(NO_WORK):
@@ -205,7 +205,7 @@ def works(name: str) -> bool:
 
 
 def on_ranks(options: argparse.Namespace) -> int:
-    """Run a part on ranks of this machine; rank 0 prints its table."""
+    """Run a part on ranks on this machine; rank 0 prints its table."""
     if "RANK" not in os.environ:
         os.environ |= {
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
@@ -232,7 +232,7 @@ def on_ranks(options: argparse.Namespace) -> int:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Read the command line; `overrides` has what is for dlrm-compare."""
+    """Read the command line; `overrides` has the arguments for dlrm-compare."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

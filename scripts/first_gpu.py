@@ -1,4 +1,4 @@
-"""Run what GPUs are to be tested with first, and keep the figures of every case.
+"""Run the first tests on new GPUs, and keep the figures of every case.
 
 python scripts/first_gpu.py --out OUT               one GPU, at most 480 s
 python scripts/first_gpu.py --out OUT --ranks 8     2 to 8 GPUs of a host, at most 600 s
@@ -6,7 +6,7 @@ python scripts/first_gpu.py --out OUT --small       a rehearsal, also on a CPU; 
 
 All cases are commands that users call. OUT/results.jsonl gets a line for each case as it ends, and
 one for each part; OUT/PART.log has what the commands printed, and OUT.tar.gz is what to send back.
-docs/notes/gpus.md says what the parts find out. The exit code is 1 if a case failed.
+docs/notes/gpus.md says what the parts show. The exit code is 1 if a case failed.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = "results.jsonl"
 GPU_STATE = "--query-gpu=name,driver_version,memory.used,clocks.sm,power.draw,temperature.gpu"
 CACHE = "cache"
-"""Folder of probes, samples and fitted costs, of which the user's cache gets none."""
+"""Folder of probes, samples and fitted costs, in place of the user's cache."""
 
 LAST, END_S = 2000, 30
-"""Last characters of an output that are kept, and time for a command to end its ranks."""
+"""Number of last characters of an output to keep, and time for a command to end its ranks."""
 
 MLPERF = (
     *("experiment=mlperf_dcnv2", "optimizer=adagrad", "sharder=size_lookup", "round_steps=40"),
@@ -56,11 +56,11 @@ DEMO = {
     True: ("batch_size=512", "data.num_val_batches=1", "trainer.num_steps=20", "round_steps=4"),
     False: ("experiment=gpu_demo", "data.num_train_batches=4", "trainer.num_steps=60"),
 }
-"""Ranks train this in a rehearsal (True), and on GPUs."""
+"""What ranks train in a rehearsal (True), and on GPUs (False)."""
 
 
 def case(pipeline: str, compile_mode: str = "none", *, graph: bool = False) -> dict[str, Any]:
-    """Return the settings of a way to train; without any, it is chosen in the warm-up."""
+    """Return the settings of a way to train; a case without settings is chosen in the warm-up."""
     model = {"compile_mode": compile_mode, "dense_graph": graph}
     return {"trainer": {"pipeline": pipeline}, "model": model}
 
@@ -167,7 +167,7 @@ def training(*words: str) -> list[str]:
 
 
 def environment(part: Part) -> None:
-    """Find out versions, and whether the installation works."""
+    """Record versions, and whether the installation works."""
     part.record("versions", **versions(), cores=os.cpu_count())
     part.run("dlrm-check-install", ["-m", "dlrm_sharded.commands.check_install"])
 
@@ -183,7 +183,7 @@ TESTS = "graph or memory or steps_change or options_that or half_precision or le
 
 
 def tests(part: Part) -> None:
-    """Run the tests of graphs and memory that need a GPU; in a rehearsal, those of a CPU."""
+    """Run the tests of graphs and memory that need a GPU; in a rehearsal, the CPU variants."""
     words = ["-m", "pytest", "tests/gpu", "-vv", "-p", "no:xdist", "-p", "no:cacheprovider"]
     words += ["-k", f"({TESTS}) and cpu"] if part.small else ["-k", TESTS, "-m", "gpu"]
     pattern = re.compile(r"^tests/gpu/\S+::(\S+) (PASSED|FAILED|SKIPPED|ERROR)", re.M)
@@ -202,10 +202,10 @@ def with_cases(part: Part) -> str:
 def sweep(
     part: Part, choice: str, overrides: Sequence[str], rounds: int
 ) -> dict[str, dict[str, float]]:
-    """Train with every choice in one job of all ranks, measure all in rounds, and record them.
+    """Train every choice in one job of all ranks, measure them in rounds, and record the results.
 
     Returns:
-        Medians of the rounds by choice, of those that were measured.
+        Medians over the rounds, by choice, for the choices that were measured.
     """
     group, names = choice.lstrip("+").split("=")
     folder, medians = part.out / part.name, {}
@@ -227,7 +227,7 @@ def result_in(folder: Path) -> dict[str, Any]:
 
 
 def mlperf(part: Part, names: str, batch_size: int) -> None:
-    """Measure steps of MLPerf's DLRM-DCNv2 in rounds, and compare the defaults with the others."""
+    """Measure steps of MLPerf's DLRM-DCNv2 in rounds, and compare the default with the others."""
     sizes = (f"batch_size={batch_size}", f"data.num_train_batches={2**17 // batch_size}")
     words = [with_cases(part), *MLPERF, *(SMALL_MODEL if part.small else sizes)]
     medians = sweep(part, f"+case={names}", words, 1 if part.small else 3)
@@ -239,7 +239,7 @@ def mlperf(part: Part, names: str, batch_size: int) -> None:
 
 
 def pipelines(part: Part) -> None:
-    """Train to the end under every pipeline and with graphs, and with all cores of the host."""
+    """Train to the end with every pipeline, with graphs, and with ranks not bound to NUMA nodes."""
     needs_gpus = {name for name, one in PIPELINES.items() if one.next_lookup}
     left_out = {"old_default"} | (set() if visible_gpus() else needs_gpus)
     for name in (name for name in CASES if name not in left_out):
@@ -251,7 +251,7 @@ def pipelines(part: Part) -> None:
 
 
 def lose_rank(part: Part, number: signal.Signals, said: str) -> None:
-    """Send rank 1 of a training a signal, and see how long it takes the job to say so."""
+    """Send a signal to rank 1 of a training run, and record how long the job takes to report it."""
     place = f"hydra.run.dir={part.out / part.name}"
     sizes = (*DEMO[part.small], "trainer.num_steps=1000000", "sharder=size_lookup")
     with part.started(launched(part, *training(place, *sizes))) as process:
@@ -268,7 +268,7 @@ def lose_rank(part: Part, number: signal.Signals, said: str) -> None:
 
 
 def pid_of(rank: int, launcher: int) -> int:
-    """Return the process of a rank, by the environment that its launcher gave it."""
+    """Return the pid of a rank, found by the environment that its launcher gave it."""
     needed = {f"RANK={rank}".encode(), f"{LAUNCHER_VARIABLE}={launcher}".encode()}
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
@@ -278,7 +278,7 @@ def pid_of(rank: int, launcher: int) -> int:
 
 
 def sharders(part: Part) -> None:
-    """Measure five sharders in rounds, and how well embedding cost and throughput agree."""
+    """Measure five sharders in rounds, and the rank correlation of embedding cost and step time."""
     from scipy.stats import spearmanr
 
     medians = sweep(part, SHARDERS, DEMO[part.small], 2).values()

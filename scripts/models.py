@@ -1,4 +1,4 @@
-"""DLRMs for the benchmarks, built and sharded as TorchRec's examples do it, and as a run here does.
+"""DLRMs for the benchmarks, built and sharded as in TorchRec's examples, and as in a run here.
 
 Both sides of a comparison have the same layers, tables and optimizers.
 """
@@ -49,7 +49,7 @@ OPTIMIZER = OptimizerConfig(
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A DLRM that both sides train; with cross layers it is DLRM-DCNv2 in bfloat16.
+    """A DLRM that both sides train; with cross layers, it is DLRM-DCNv2 in bfloat16.
 
     Args:
         cross: number and rank of the cross layers.
@@ -61,7 +61,7 @@ class Model:
     cross: tuple[int, int] | None = None
 
     def batches(self, batch_size: int, num: int) -> SyntheticDataset:
-        """Return batches that are all made before the first one is used."""
+        """Return a dataset whose batches are all generated before the first one is used."""
         return SyntheticDataset(
             self.tables,
             batch_size=batch_size,
@@ -83,7 +83,7 @@ Training = tuple[DistributedModelParallel, CombinedOptimizer]
 
 
 class Bfloat16Train(DLRMTrain):
-    """TorchRec's model with its loss, under autocast as a user writes it."""
+    """TorchRec's model with its loss, under autocast as a user would write it."""
 
     def __init__(self, model: DLRM_DCN, device: torch.device) -> None:
         super().__init__(model)
@@ -95,7 +95,7 @@ class Bfloat16Train(DLRMTrain):
 
 
 def plain_training(model: Model, rank: Rank, batch_size: int) -> Training:
-    """Return TorchRec's model, sharded by its planner, and its optimizers, as its examples do."""
+    """Return TorchRec's model, sharded by its planner, and its optimizers, as in its examples."""
     collection = EmbeddingBagCollection(
         tables=bag_configs(model.tables), device=torch.device("meta")
     )
@@ -105,7 +105,7 @@ def plain_training(model: Model, rank: Rank, batch_size: int) -> Training:
         dlrm_model = DLRM(collection, NUM_DENSE, *layers, dense_device=rank.device)
         train = DLRMTrain(dlrm_model)
     else:
-        # whole tables on both sides, so that the same operators are compared
+        # whole tables on both sides, so that both run the same operators
         constraints = {t.name: ParameterConstraints(["table_wise"]) for t in model.tables}
         dcn = DLRM_DCN(collection, NUM_DENSE, *layers, *model.cross, dense_device=rank.device)
         train = Bfloat16Train(dcn, rank.device)
@@ -132,7 +132,7 @@ def our_training(
     """Return the same model as a training run here builds it.
 
     Args:
-        options: further ones of the model, such as `compile_mode`.
+        options: other options of the model, such as `compile_mode`.
     """
     task = ShardingTask(model.tables, detect_topology(), batch_size)
     context = RunContext(rank.device.type, detect_hardware(rank))

@@ -3,9 +3,8 @@
 When a checkpoint is due is decided in `training`.
 
 Glossary:
-    logical tensor  a whole table, weight or optimizer state under a name that does not depend on
-    the
-                    plan; each rank holds pieces of it
+    logical tensor  a whole table, weight or optimizer state under a name that no plan changes; each
+                    rank holds pieces of it
     piece           a rectangle of a logical tensor, in the memory of one rank
     part            a safetensors file with pieces of one rank
     manifest        the JSON file that says what the parts contain; a folder with a manifest is a

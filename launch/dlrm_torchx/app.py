@@ -22,10 +22,10 @@ from dlrm_sharded.ranks.gpus import DEVICE_VARIABLE
 ROLE = "train"
 THREADS_PER_RANK = 2
 CORES_PER_GPU = 8
-"""Cores for the threads of a rank on a GPU: OpenMP's, autograd's, NCCL's, and those of the data."""
+"""Cores for the threads of a rank on a GPU: OpenMP, autograd, NCCL, and reading data."""
 
 DATA_MOUNT, RUNS_MOUNT = "/mnt/data", "/mnt/runs"
-"""Where containers see the mounts for data and runs."""
+"""Paths in containers of the mounts for data and runs."""
 
 RENDEZVOUS_PORTS = range(20_000, 32_000)
 """Ports below those that Linux uses for outgoing connections."""
@@ -37,14 +37,14 @@ class JobRefusedError(ConfigError, ComponentValidationException):
 
 @dataclass(frozen=True)
 class JobShape:
-    """Ranks of a job, resources of its nodes, and number of attempts; -1 depends on `j`.
+    """Ranks of a job, resources of its nodes, and number of attempts; -1 for a default by `j`.
 
     Args:
         j: NODESxRANKS, nodes and ranks on each of them.
         cpu, gpu: cores and GPUs of a node.
         memMB: memory of a node in 2**20 B; 0 leaves it to the scheduler.
-        max_restarts: how often torchrun starts all ranks again in the same job.
-        max_retries: how often the scheduler starts the job again.
+        max_restarts: how often torchrun restarts all ranks in the same job.
+        max_retries: how often the scheduler restarts the job.
 
     Raises:
         ConfigError: an option has a wrong value; the message names it.
@@ -89,7 +89,7 @@ class JobShape:
 
     @property
     def threads_per_rank(self) -> int:
-        """Threads of OpenMP in a rank, if the node has a core for each."""
+        """OpenMP threads of a rank, if the node has a core for each."""
         return THREADS_PER_RANK if self.cpu < 0 else max(self.cpu // self.ranks_per_node, 1)
 
 
@@ -107,15 +107,16 @@ def torchrun_app(
     """Make an app that runs `python -m module arguments` on every rank.
 
     Args:
-        image: container to run in, which has the package installed for its `python`; empty for
-            this environment, by its path, on this machine or on a cluster that shares its disk.
-        rdzv_port: port at which the ranks of several nodes meet; 0 for a random one, as two jobs
-            with one port on one node would join each other.
+        image: container to run in, whose `python` has the package installed; empty for this
+            environment, by its path, on this machine or on a cluster that shares its disk.
+            rdzv_port: port at which the ranks of several nodes meet; 0 for a random one, because
+                two
+            jobs with the same port on a node would join each other.
     """
     port = rdzv_port or random.choice(RENDEZVOUS_PORTS)
     environment = {
         **({"CUDA_VISIBLE_DEVICES": "", DEVICE_VARIABLE: "cpu"} if shape.gpus == 0 else {}),
-        # TorchX substitutes its own `${...}` in values too.
+        # TorchX also substitutes its own `${...}` in values.
         **{key: value.replace("$", "$$") for key, value in (env or {}).items()},
     }
     command = torchrun_command(
@@ -137,11 +138,11 @@ def torchrun_app(
 
 
 def storage_mounts(data: str, runs: str) -> list[BindMount | VolumeMount | DeviceMount]:
-    """Return the mounts of a container for what is to outlive it.
+    """Return the mounts of a container for data that must outlive it.
 
     Args:
-        data, runs: an absolute path is a folder of the hosts, another name a volume claim of
-            Kubernetes or a volume of Docker; empty for none.
+        data, runs: an absolute path names a folder of the hosts, any other name a Kubernetes volume
+            claim or a Docker volume; empty for none.
     """
     return [
         BindMount(src, target) if src.startswith("/") else VolumeMount(src, target)
@@ -151,7 +152,7 @@ def storage_mounts(data: str, runs: str) -> list[BindMount | VolumeMount | Devic
 
 
 def in_mounted_runs(overrides: Sequence[str]) -> list[str]:
-    """Return overrides with which a run has one folder in the mount, in all its attempts."""
+    """Return overrides that give a run the same folder in the mount in all its attempts."""
     given = {override.partition("=")[0].lstrip("+") for override in overrides}
     added = {"hydra.run.dir": f"{RUNS_MOUNT}/${{oc.env:TORCHELASTIC_RUN_ID}}", "resume": "auto"}
     return [*overrides, *(f"{key}={value}" for key, value in added.items() if key not in given)]
@@ -162,8 +163,8 @@ def torchrun_command(
 ) -> str:
     """Return the command for bash on every node; TorchX substitutes its own `${...}` first.
 
-    One thread too many costs more than one too few, so OMP_NUM_THREADS is lower than requested if
-    the node has fewer cores.
+    Too many threads cost more than too few, so OMP_NUM_THREADS is lower than requested if the node
+    has fewer cores.
     """
     most = shape.threads_per_rank
     threads = (
@@ -172,7 +173,7 @@ def torchrun_command(
     )
     endpoint = "localhost:0"
     if shape.num_nodes > 1:
-        # Some schedulers give the address of the first node to every other node only.
+        # Some schedulers give the first node's address only to the other nodes.
         endpoint = f'"$${{{macros.rank0_env}:=localhost}}:{rdzv_port}"'
     torchrun = [
         *(_quoted(python), "-m", "dlrm_sharded.ranks.torchrun"),

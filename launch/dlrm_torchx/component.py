@@ -40,7 +40,7 @@ def train(
     data: str = "",
     runs: str = "",
 ) -> AppDef:
-    """Run one training under torchrun on all nodes.
+    """Train one run under torchrun on all nodes.
 
     Args:
         overrides: Hydra overrides of conf/train.yaml, such as sharder=dim batch_size=65536
@@ -48,15 +48,15 @@ def train(
         cpu: cores of a node; -1 for eight per rank with a GPU, two per rank on the CPU
         gpu: GPUs of a node; -1 for one per rank, if there are any; 0 for ranks on the CPU
         memMB: memory of a node in MiB; 0 leaves it to the scheduler, but containers need a number
-        max_restarts: how often torchrun starts all ranks again after one failed
-        max_retries: how often the scheduler starts the job again
+        max_restarts: how often torchrun restarts all ranks after one failed
+        max_retries: how often the scheduler restarts the job
         env: environment of the ranks, such as NCCL_DEBUG=INFO,A=b
         name: name of the job
         image: container to run in; empty for this environment, on this machine or a shared disk
         rdzv_port: port at which the ranks of several nodes meet; 0 for a random one
-        mounts: further mounts of the container, such as type=bind,src=/a,dst=/b
+        mounts: other mounts of the container, such as type=bind,src=/a,dst=/b
         data: volume claim, or folder of the hosts, that containers see as /mnt/data
-        runs: volume claim, or folder of the hosts, in which the folder of the run will be
+        runs: volume claim, or folder of the hosts, for the folder of the run
     """
     with _shown_refusals():
         words = in_mounted_runs(overrides) if runs else list(overrides)
@@ -120,7 +120,7 @@ def calibrate(
 
 @contextmanager
 def _shown_refusals() -> Iterator[None]:
-    """Let `torchx run` show what is wrong with a job in place of a traceback."""
+    """Make `torchx run` print what is wrong with a job instead of a traceback."""
     try:
         yield
     except UserError as error:
@@ -128,7 +128,7 @@ def _shown_refusals() -> Iterator[None]:
 
 
 def _check_overrides(overrides: Sequence[str]) -> None:
-    """Raise ConfigError, which lists the known keys or options, if the overrides do not compose."""
+    """Raise ConfigError if the overrides do not compose; it lists the known keys or options."""
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
             compose("train", list(overrides))

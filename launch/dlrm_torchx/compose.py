@@ -21,14 +21,14 @@ def prepare(
     config: DictConfig,
     sweep_dir: Path,
 ) -> SweepJob:
-    """Compose one job's config, in a form that is the same at any time and on any rank."""
+    """Compose one job's config, resolved so that it does not depend on the time or the rank."""
     job_config = hydra_context.config_loader.load_sweep_config(config, list(overrides))
     with open_dict(job_config):
         job_config.hydra.job.id = str(num)
         job_config.hydra.job.num = num
         job_config.hydra.sweep.dir = str(sweep_dir)
         if "cost_model_snapshot" in job_config and job_config.cost_model_snapshot is None:
-            job_config.cost_model_snapshot = str(sweep_dir / "prices")  # by which all jobs plan
+            job_config.cost_model_snapshot = str(sweep_dir / "prices")  # shared by all jobs
     with resolvable(job_config) as copy:
         subdir = str(copy.hydra.sweep.subdir)
     with open_dict(job_config):
@@ -45,7 +45,7 @@ def prepare(
 
 
 def swept_overrides(overrides: Sequence[str], config: DictConfig) -> list[str]:
-    """Return a job's overrides without those that all jobs have, which sweepers spell anew."""
+    """Return a job's overrides without those common to all jobs, which sweepers may respell."""
     params = OmegaConf.select(config, "hydra.sweeper.params") or {}
     parse = OverridesParser.create().parse_overrides
     for_all = parse([*config.hydra.overrides.task, *(f"{k}={v}" for k, v in params.items())])

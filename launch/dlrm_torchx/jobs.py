@@ -31,7 +31,7 @@ LOST_PEER = re.compile(r"peer|connection|broken pipe|remote process", re.IGNOREC
 
 
 class JobState(enum.StrEnum):
-    """The states of schedulers, and that of a job before it is submitted."""
+    """The state of a job in its scheduler, or before it is submitted."""
 
     NOT_STARTED = "not_started"
     PENDING = "pending"
@@ -48,17 +48,17 @@ class JobState(enum.StrEnum):
 
 @dataclass
 class SweepJob:
-    """A combination of overrides, and what became of it.
+    """A combination of overrides, and the outcome of its job.
 
     Args:
         num: number of the job in the sweep.
-        title: the number, and the overrides that not all jobs have.
-        overrides: all overrides, as Hydra's sweeper made them.
+        title: the number, and the overrides that distinguish the job from others.
+        overrides: all overrides, as Hydra's sweeper wrote them.
         config: the composed config, with Hydra's own node.
         folder: Hydra's output directory.
-        handle, log: the app that runs it, and its output.
-        seconds: time from submission to the end, with the time in a queue.
-        is_restart: whether the job has started before, in a sweep that was stopped.
+        handle, log: the app that runs the job, and its output.
+        seconds: time from submission to the end, including the time in a queue.
+        is_restart: whether the job was started before, in a sweep that was stopped.
     """
 
     num: int
@@ -77,7 +77,7 @@ class SweepJob:
 
     @property
     def label(self) -> str:
-        """Overrides in which the job differs from others, without its seed."""
+        """Overrides that distinguish the job from others, without its seed."""
         parts = self.title.split()[1:]
         return " ".join(part for part in parts if not part.startswith("seed=")) or self.title
 
@@ -85,7 +85,7 @@ class SweepJob:
         self.state, self.reason = JobState.FAILED, reason
 
     def take_end(self) -> bool:
-        """Take what the ranks left of the job's end; return whether it has ended."""
+        """Read the result or failure that the ranks left; return whether the job has ended."""
         if not self.mailbox.has_return():
             if (reason := self.mailbox.receive_first_failure()) is not None:
                 self.fail(reason)
@@ -118,12 +118,12 @@ class SweepJob:
 
 @dataclass
 class SweepApp:
-    """A TorchX app that runs one job of a sweep, or all of them one after another.
+    """A TorchX app that runs one job of a sweep, or all of them in rounds.
 
     Args:
-        mailbox: its ranks leave their end there: that of its job, or one of its own.
-        in_rounds: whether it runs all jobs, whose ends it leaves in their mailboxes.
-        retries: how often the scheduler starts it again after a failure.
+        mailbox: where its ranks leave their results: its job's mailbox, or in rounds its own.
+        in_rounds: whether it runs all jobs, whose results it leaves in their mailboxes.
+        retries: how often the scheduler restarts it after a failure.
     """
 
     jobs: Sequence[SweepJob]
@@ -141,7 +141,7 @@ class SweepApp:
         return [job for job in self.jobs if job.state.is_active]
 
     def submit(self, runner: Runner, app: AppDef, scheduler: str, args: dict[str, Any]) -> None:
-        """Submit the app to the scheduler, whose errors pass."""
+        """Submit the app to the scheduler; its errors propagate."""
         if scheduler == "local_cwd":
             args = {**args, "log_dir": str(self.mailbox.folder)}
         for job in self.jobs:
@@ -151,23 +151,23 @@ class SweepApp:
             job.handle, job.log = self.handle, self._link_log(job, scheduler, args)
 
     def await_app(self, handle: str, state: JobState) -> None:
-        """Wait for an app that this or an earlier driver has submitted."""
+        """Begin to watch an app that this or an earlier driver submitted."""
         self.handle, self.state, self.started_s = handle, state, time.monotonic()
         for job in self.jobs:
             if job.state is JobState.NOT_STARTED:
                 job.state = state
 
     def poll(self, runner: Runner, *, patience_s: float) -> None:
-        """Ask the scheduler for the app's state, and record ends.
+        """Ask the scheduler for the app's state, and record the jobs that ended.
 
         Args:
-            patience_s: time for which an app may be unknown, or failed with retries left, before
-                that counts as its end.
+            patience_s: time for which an app may be unknown, or failed with retries left, before it
+                counts as ended.
         """
         self._take_ends()
         try:
             status = runner.status(self.handle)
-        except Exception as error:  # any client's error: the scheduler is out of reach for now
+        except Exception as error:  # any client's error: the scheduler is unreachable for now
             log.debug("%s: %s", self.handle, error)
             return
         if status is not None and not status.is_terminal():
@@ -182,7 +182,7 @@ class SweepApp:
         )
         if may_come_back and now_s - self._gone_since_s < patience_s:
             return
-        if status is None:  # its files say how an app has ended that the scheduler has forgotten
+        if status is None:  # the scheduler has forgotten the app: its files say how it ended
             state = AppState.SUCCEEDED if self.mailbox.has_return() else AppState.FAILED
             status = AppStatus(state, msg="the job is unknown")
         self._end(status, self._gone_since_s - self.started_s)
@@ -198,7 +198,7 @@ class SweepApp:
     def _set_state(
         self, state: JobState, reason: str | None = None, seconds: float | None = None
     ) -> None:
-        """Set the state of the app, and of the jobs that have not ended."""
+        """Set the state of the app, and of its jobs that have not ended."""
         for job in self.active_jobs:
             job.state, job.reason, job.seconds = state, reason, seconds
         self.state, self.reason = state, reason
@@ -232,7 +232,7 @@ class SweepApp:
             self._set_state(JobState.FAILED, self._failure(status), seconds)
 
     def _failure(self, status: AppStatus) -> str:
-        """Return the scheduler's reason (TIMEOUT, OUT_OF_MEMORY), then the ranks' own."""
+        """Return the scheduler's reason (TIMEOUT, OUT_OF_MEMORY), then the ranks' reason."""
         reasons = []
         if status.msg not in ("", "FAILED", NONE):
             reasons.append(f"the scheduler says {status.msg}")
@@ -256,13 +256,13 @@ class SweepApp:
         try:
             link.unlink(missing_ok=True)
             link.symlink_to(os.path.relpath(target, job.folder.resolve()))
-        except OSError:  # the disk has no links; the job runs all the same
+        except OSError:  # the disk does not support links; the job runs anyway
             return target
         return link
 
 
 def state_of(status: AppStatus | None) -> JobState:
-    """Return the state of an app; one that the scheduler does not know has failed."""
+    """Return the state of an app; an app that the scheduler does not know has failed."""
     if status is not None and not status.is_terminal():
         return JobState.RUNNING if status.state == AppState.RUNNING else JobState.PENDING
     succeeded = status is not None and status.state == AppState.SUCCEEDED
@@ -270,6 +270,6 @@ def state_of(status: AppStatus | None) -> JobState:
 
 
 def recorded_jobs(sweep_dir: Path) -> list[dict[str, Any]]:
-    """Return the records of the jobs of an earlier sweep in the folder, if there are any."""
+    """Return the job records of an earlier sweep in the folder; empty if there is none."""
     path = sweep_dir / RECORD
     return list(read_json_object(path, noun="sweep")["jobs"]) if path.exists() else []

@@ -1,4 +1,4 @@
-"""Runs a batch of a Hydra sweep as TorchX apps, from its checks to what Hydra's sweeper gets."""
+"""Runs a batch of a Hydra sweep as TorchX apps, from its checks to the results for Hydra."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def launch(
     task_function: TaskFunction,
     config: DictConfig,
 ) -> list[JobReturn]:
-    """Run a batch of jobs to the end.
+    """Run a batch of jobs to the end, and return their results.
 
     Hydra's sweepers fail when they read the value of a failed job. Here, the value of every job
     that did not succeed raises one `IncompleteSweepError` about the whole batch.
@@ -54,7 +54,7 @@ def launch(
         claim(sweep_dir, key="hydra.sweep.dir")
         if records := recorded_jobs(sweep_dir):
             check_same_sweep(jobs, records, sweep_dir)
-    # TorchX's local scheduler sets handlers of its own when it is created.
+    # TorchX's local scheduler sets its own handlers when it is created.
     with kept_signals(STOPPING_SIGNALS) as before, get_runner() as runner:
         sweep = Sweep(options, jobs, earlier, sweep_dir, runner)
         raise_on_signals(before)
@@ -70,7 +70,7 @@ def launch(
 
 
 def check_one_batch(config: DictConfig) -> None:
-    """Raise ConfigError if the sweeper works in batches, which share neither hosts nor minutes."""
+    """Raise ConfigError if the sweeper works in batches, which share neither hosts nor time."""
     sweeper = config.hydra.sweeper
     if not str(sweeper._target_).endswith("BasicSweeper") or sweeper.max_batch_size is not None:
         raise ConfigError(
@@ -94,7 +94,7 @@ def check_folders(jobs: Sequence[SweepJob]) -> None:
 def check_same_sweep(
     jobs: Sequence[SweepJob], records: Sequence[dict[str, Any]], sweep_dir: Path
 ) -> None:
-    """Raise ConfigError unless the folder's sweep had exactly these jobs."""
+    """Raise ConfigError unless the sweep in the folder had exactly these jobs."""
     here = [job.overrides for job in jobs]
     there = [record["overrides"] for record in records]
     if here == there:
@@ -112,7 +112,7 @@ def check_same_sweep(
 
 
 def returns(jobs: Sequence[SweepJob], sweep_dir: Path) -> list[JobReturn]:
-    """Return what Hydra's sweeper expects; the value of a job that did not succeed raises."""
+    """Return the results for Hydra's sweeper; reading the value of a failed job raises."""
     failed = [job for job in jobs if job.state is not JobState.SUCCEEDED]
     lines = [f"{len(failed)} of {len(jobs)} jobs did not succeed; sweep in {short_path(sweep_dir)}"]
     for job in failed:

@@ -1,4 +1,4 @@
-"""TorchX's local scheduler, whose apps have GPUs of their own, and time for a checkpoint.
+"""TorchX's local scheduler, with separate GPUs for each app, and time for a checkpoint.
 
 It is registered in pyproject.toml as `local_cwd`, so the command line and sweeps use it.
 """
@@ -26,8 +26,8 @@ from dlrm_sharded.ranks.process import ENDS_WITH_PARENT
 from dlrm_torchx.app import JobRefusedError
 
 TERMINATION_S = 35
-"""Time from SIGTERM to SIGKILL: longer than `torchrun.SHUTDOWN_S`, which ranks have to write a
-checkpoint. TorchX's own 10 s would kill the launcher, and its ranks with it."""
+"""Time from SIGTERM to SIGKILL: longer than `torchrun.SHUTDOWN_S`, in which ranks write a
+checkpoint. After TorchX's 10 s, the launcher would be killed, and its ranks with it."""
 
 
 def create_scheduler(
@@ -37,19 +37,19 @@ def create_scheduler(
 
 
 class PatientLocalScheduler(LocalScheduler):
-    """`local_cwd` with apps that have time for a checkpoint, also when this process is killed."""
+    """`local_cwd` whose apps have time for a checkpoint, even if this process is killed."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._gpus: dict[str, set[str]] = {}
 
     def _submit_dryrun(self, app: AppDef, cfg: Any) -> AppDryRunInfo[PopenRequest]:
-        """Give every replica GPUs of its own, among those that are visible and not in use.
+        """Give every replica its own GPUs, among those that are visible and not in use.
 
-        TorchX counts GPUs from 0, without regard to what is visible and what runs on them.
+        TorchX counts GPUs from 0, whether or not they are visible and free.
 
         Raises:
-            JobRefusedError: there are fewer GPUs than the app asks for.
+            JobRefusedError: fewer GPUs are free than the app asks for.
         """
         visible = visible_gpus()
         used = {
@@ -103,6 +103,6 @@ class PatientLocalScheduler(LocalScheduler):
             os.killpg(pid, signal.SIGKILL)
 
     def _running(self, app_ids: Collection[str]) -> list[int]:
-        """Return the processes of replicas that still run."""
+        """Return the pids of replicas that still run."""
         replicas = [r for app in app_ids for r in self._apps[app].role_replicas.values()]
         return [one.proc.pid for role in replicas for one in role if one.is_alive()]

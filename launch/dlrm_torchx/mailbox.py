@@ -1,6 +1,6 @@
-"""The files through which a sweep's driver and the ranks of one job talk to each other.
+"""The files through which a sweep's driver and the ranks of one job communicate.
 
-They are pickles, as Hydra's launchers use them, because a task function and its config are Python
+They are pickles, as in Hydra's launchers, because a task function and its config are Python
 objects. The driver and the ranks belong to one user, and the folder belongs to the sweep.
 """
 
@@ -41,7 +41,7 @@ class HydraCall:
     singletons: Any
 
     def run(self, rank: int) -> JobReturn:
-        """Make the call as Hydra would, and raise the error that it ends with."""
+        """Make the call as Hydra would; return its result, or raise its error."""
         Singleton.set_state(self.singletons)
         context = self.hydra_context
         if rank > 0:
@@ -49,7 +49,7 @@ class HydraCall:
             with read_write(self.config), open_dict(self.config):
                 self.config.hydra.output_subdir = None
         elif any(isinstance(callback, OwnRunFolder) for callback in context.callbacks.callbacks):
-            sweep = self.config.hydra.sweep  # Hydra calls on_run_start for single runs only
+            sweep = self.config.hydra.sweep  # Hydra calls on_run_start only for single runs
             take_folder(self.config, Path(sweep.dir) / sweep.subdir)
         job_return = run_job(
             hydra_context=context,
@@ -69,8 +69,8 @@ class JobMailbox:
     """The folder of one job, which the driver and the ranks see under the same path.
 
     Args:
-        attempt: identifies the start of the job that a rank belongs to; the driver, and the ranks
-            of a sweep in rounds, give none.
+        attempt: identifies the start of the job to which a rank belongs; empty for the driver, and
+            for the ranks of a sweep in rounds.
     """
 
     folder: Path
@@ -87,7 +87,7 @@ class JobMailbox:
         replace_file(self.folder / "call.pickle", cloudpickle.dumps(sent))
 
     def receive_call(self) -> HydraCall:
-        """Read the call, after changing to the driver's folder and to its module search path."""
+        """Read the call, after changing to the driver's folder and adding its search path."""
         cwd, search_path, pickled = cloudpickle.loads((self.folder / "call.pickle").read_bytes())
         os.chdir(cwd)
         sys.path += [path for path in search_path if path not in sys.path]
@@ -95,7 +95,7 @@ class JobMailbox:
         return call
 
     def remove_earlier_attempts(self) -> None:
-        """Remove files from ranks of other attempts, which ranks of this one may not replace."""
+        """Remove files of other attempts, which ranks of this one might not replace."""
         for path in (*self.folder.glob(RETURNS), *self.folder.glob(FAILURES)):
             if not path.stem.endswith(f"_{self.attempt}"):
                 path.unlink(missing_ok=True)
@@ -107,7 +107,7 @@ class JobMailbox:
         return any(self.folder.glob(RETURNS))
 
     def receive_return(self) -> JobReturn:
-        """Read what rank 0 returned; raises what unpickling raises."""
+        """Read what rank 0 returned; unpickling may raise any error."""
         (path,) = self.folder.glob(RETURNS)
         job_return: JobReturn = cloudpickle.loads(path.read_bytes())
         return job_return
@@ -117,6 +117,6 @@ class JobMailbox:
         replace_file(path, json.dumps([time.time(), reason]).encode())
 
     def receive_first_failure(self) -> str | None:
-        """Return the reason of the earliest failure, of which those of other ranks follow."""
+        """Return the reason of the earliest failure, which causes the others; None without any."""
         failures = [json.loads(path.read_text()) for path in self.folder.glob(FAILURES)]
         return min(failures)[1] if failures else None

@@ -1,6 +1,6 @@
 """The options of a sweep: `hydra.launcher.*`.
 
-Hydra loads this module for every command, so other packages wait until options are checked.
+Hydra loads this module for every command, so it imports other packages only to check options.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,28 +16,34 @@ class SweepOptions:
     """The options `hydra.launcher.*`, named like those of launch/component.py.
 
     Args:
-        scheduler: the scheduler, as `torchx run -s` takes it.
-        scheduler_args: its options, as `torchx run -cfg` takes them, such as {partition: gpu};
-            .torchxconfig holds their defaults.
+        scheduler: name of the scheduler, as for `torchx run -s`.
+        scheduler_args: its options, as for `torchx run -cfg`, such as {partition: gpu};
+        .torchxconfig has their defaults.
         j: NODESxRANKS; by default, on this machine, one node with all GPUs or with 2 CPU ranks.
         cpu, gpu, memMB: resources of a node; -1 for one GPU per rank, and for eight cores per rank
             with a GPU, two per rank on the CPU.
-        max_restarts, max_retries: starts after a failure, by torchrun and by the scheduler.
+        max_restarts, max_retries: numbers of restarts after a failure, by torchrun and by the
+        scheduler.
         env: environment of the ranks, such as {NCCL_DEBUG: INFO}.
         image: container of the ranks; empty for this environment.
         mounts: mounts of the container, such as ["type=bind,src=/data,dst=/data"]; the sweep's
             folder must be mounted under its own path.
-        max_parallel: jobs at a time; by default one on this machine and all on a cluster.
-        poll_s: seconds between questions to the scheduler.
-        patience_s: time that a failed job with retries left has to be queued again, and that an
-            unknown job has to become known, before it counts as failed.
-        after: function that is called with the sweep's folder when all jobs have ended; its return
-            value is logged. An application sets its own as `after_sweep`.
-        rounds: number of rounds in which all combinations are measured again, on the same hosts and
-            in turns, by one job that has trained them all; by default, each combination
-            is a job of its own.
-        until: difference in throughput, such as 0.02: the rounds end when they resolve it between
-            each combination and the fastest; what is clearly slower is left out early.
+            max_parallel: number of jobs at a time; by default one on this machine, and all on a
+                cluster.
+            poll_s: seconds between requests to the scheduler.
+            patience_s: time after which a job counts as failed if it failed with retries left and
+                is not
+            queued again, or if the scheduler does not know it.
+            after: function that is called with the sweep's folder when all jobs have ended; its
+                return
+            value is logged. Applications can set it by the key `after_sweep`.
+            rounds: number of rounds in which all combinations are measured again, on the same hosts
+                and
+            in turn, by one job that has trained them all; by default, each combination is a
+            separate job.
+            until: relative difference in throughput, such as 0.02: the rounds end when they resolve
+                it
+            between each combination and the fastest; clearly slower ones are left out early.
 
     Raises:
         ConfigError: an option has a wrong value.
@@ -97,7 +103,7 @@ class SweepOptions:
         if self.after is not None:
             try:
                 get_method(self.after)
-            except Exception as error:  # whatever an import raises
+            except Exception as error:  # an import may raise any error
                 raise ConfigError(f"hydra.launcher.after is {self.after!r}: {error}") from error
 
     @property

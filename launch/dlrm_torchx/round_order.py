@@ -1,4 +1,4 @@
-"""The order of a sweep in rounds, which its driver writes and its ranks read; it loads no torch."""
+"""The order of a sweep in rounds, which its driver writes and its ranks read, without torch."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ SHARDER = ("sharder=", "sharder.")
 
 @dataclass(frozen=True, slots=True)
 class RoundsOrder:
-    """Says what the processes are to do.
+    """Says what the ranks have to do.
 
     Args:
         mailboxes: folders of the runs' mailboxes.
         folders: folders of the runs.
-        labels, seeds: what the runs are, for rankings.
+        labels, seeds: labels and seeds of the runs, for rankings.
         num_rounds: number of rounds after all runs are trained.
-        until: the rounds end when they resolve this difference between each run and the fastest;
-            what is clearly slower is left out early; None for all rounds.
+        until: the rounds end when they resolve this relative difference between each run and the
+        fastest, and clearly slower runs are left out early; None for all rounds.
         timeout_s: time that a rank waits for the others.
     """
 
@@ -45,9 +45,9 @@ class RoundsOrder:
         return cls(**read_json_object(folder / ORDER, noun="order of rounds"))
 
     def unmeasured(self, number: int, *, attempt: int = 0) -> list[tuple[int, int]]:
-        """Return place and number of each run that a round has still to measure.
+        """Return place and number of each run that still has to be measured in a round.
 
-        The order is drawn anew for each round, whoever is left out of it.
+        Each round has a new random order, which does not depend on the runs that are left out.
 
         Args:
             attempt: 1 for the repetition of the round.
@@ -59,24 +59,24 @@ class RoundsOrder:
 
         def is_unmeasured(run: int) -> bool:
             found = read_rounds(Path(self.folders[run])).get(number)
-            if attempt:  # which repeats all that the round has
+            if attempt:  # a repetition has all runs of the round
                 return found is not None and found.attempt < attempt
             return found is None and self.labels[run] not in left_out
 
         return [(place, run) for place, run in enumerate(drawn) if is_unmeasured(run)]
 
     def to_repeat(self) -> list[int]:
-        """Return the rounds so far that are to be measured again, as they were disturbed."""
+        """Return the rounds so far that were disturbed and have to be measured again."""
         return rounds_to_repeat([read_rounds(Path(folder)) for folder in self.folders])
 
     def num_unmeasured(self) -> int:
-        """Return how many measurements are left, as far as is known."""
+        """Return the number of measurements that are left, as far as is known."""
         return sum(len(self.unmeasured(number)) for number in range(self.num_rounds))
 
     def _left_out(self, number: int) -> set[str]:
-        """Return who is not measured in a round, by the rankings of the rounds before it.
+        """Return the labels to leave out of a round, by the rankings of the rounds before it.
 
-        Each ranking has the runs that share all overrides but those of the sharder.
+        Each ranking covers the runs that share all overrides except the sharder's.
         """
         if self.until is None:
             return set()

@@ -1,7 +1,7 @@
-"""The ranks of a sweep run its jobs in rounds.
+"""Runs the jobs of a sweep in rounds, on the ranks.
 
 All combinations of the sweep run in these processes: each trains once, and then all are measured
-again in rounds, in an order that is drawn anew for each round.
+again in rounds, each in a new random order.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from dlrm_torchx.mailbox import HydraCall, JobMailbox
 from dlrm_torchx.round_order import RoundsOrder
 
 STARTS = "starts"
-"""File in the mailbox of a run with the number of times that it was begun."""
+"""File in a run's mailbox with the number of times that the run was started."""
 
 MAX_STARTS = 2
-"""How often a run is begun: one that has ended all ranks twice is left out."""
+"""Largest number of starts of a run: if it ended all ranks twice, it is left out."""
 
 COMPILED_FOR = ("batch_size", "data", "model", "trainer")
-"""Keys of a config that the compiled layers of its run depend on."""
+"""Config keys on which the compiled layers of a run depend."""
 
 _compiled_for = ""
 
 
 def run_rounds(folder: Path, rank: int) -> None:
-    """Train what is not trained yet, then measure."""
+    """Train the runs that are not trained yet, then measure all in rounds."""
     order = RoundsOrder.read(folder)
     mailboxes = [JobMailbox(Path(box)) for box in order.mailboxes]
     with exit_codes(), process_group(timeout_s=order.timeout_s):
@@ -60,7 +60,7 @@ def run_rounds(folder: Path, rank: int) -> None:
 
 
 def _may_begin(mailbox: JobMailbox) -> bool:
-    """Return whether a run is to be trained, and count the attempt."""
+    """Return whether a run has to be trained, and count its start."""
     if mailbox.has_return() or mailbox.receive_first_failure() is not None:
         return False
     path = mailbox.folder / STARTS
@@ -75,10 +75,11 @@ def _may_begin(mailbox: JobMailbox) -> bool:
 def run_in_turn(
     mailbox: JobMailbox, rank: int, changed: Callable[[HydraCall], HydraCall] = lambda call: call
 ) -> JobReturn | None:
-    """Make a run's call; return None if it ended with an error that all ranks have.
+    """Make a run's call; return None if it ended with the same error on all ranks.
 
-    A run that was stopped after a checkpoint has not failed: it ends these ranks, and goes on when
-    they start again.
+    A run that was stopped after a checkpoint has not failed: it ends these ranks, and continues
+        when
+    they are restarted.
     """
     try:
         call = mailbox.receive_call()
@@ -96,9 +97,9 @@ def run_in_turn(
 
 
 def _forget_other_layers(config: DictConfig) -> None:
-    """Let layers be compiled as in a process of their own, if those of the last call were others.
+    """Make layers compile as in a new process, if the last call had different ones.
 
-    torch takes sizes that differ for variable ones, and compiles no more than eight variants.
+    torch treats sizes that changed as dynamic, and compiles at most eight variants.
     """
     global _compiled_for
     before, _compiled_for = _compiled_for, repr([config.get(key) for key in COMPILED_FOR])

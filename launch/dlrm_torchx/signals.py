@@ -1,4 +1,4 @@
-"""Signal handling that lets a stopped sweep cancel the apps it started."""
+"""Signal handlers that let a stopped sweep cancel the apps it started."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def raise_on_signals(before: Mapping[signal.Signals, Any]) -> None:
-    """Turn Ctrl-C, a kill and a closed terminal into exceptions, so that clean-up code runs.
+    """Turn Ctrl-C, SIGTERM and a closed terminal into exceptions, so that clean-up code runs.
 
     Args:
         before: earlier handlers; a signal that was ignored, as under nohup, stays ignored.
@@ -32,7 +32,7 @@ def raise_on_signals(before: Mapping[signal.Signals, Any]) -> None:
 
 @contextmanager
 def delayed_signals() -> Iterator[None]:
-    """Deliver a signal that arrives in the block at its end.
+    """Delay signals that arrive in the block to its end; only the first one is delivered.
 
     A signal mask would be simpler, but processes that are started in the block would inherit it.
     """

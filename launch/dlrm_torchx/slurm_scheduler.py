@@ -31,7 +31,7 @@ CANCEL_TIMEOUT_S = 60
 ACCOUNTING = ("--parsable2", "--noheader", "--format=JobID,JobName,State")
 QUEUE = ("--noheader", "--states=all", "--Format=JobArrayID:|,Name:|,State:|,RestartCnt:")
 QUEUE_COLUMNS = ("JobID", "JobName", "State", "Restarts")
-"""Columns of a job in the queue. Older accounting lacks restarts, so it is not queried for them."""
+"""Columns of a job in the queue. Old versions of sacct lack restarts, so these are not queried."""
 
 
 def create_scheduler(session_name: str, **kwargs: object) -> TolerantSlurmScheduler:
@@ -39,10 +39,10 @@ def create_scheduler(session_name: str, **kwargs: object) -> TolerantSlurmSchedu
 
 
 class TolerantSlurmScheduler(SlurmScheduler):
-    """`slurm` with logs in a folder of their own, and with every state that Slurm reports.
+    """`slurm` with a separate folder for logs, and with every state that Slurm reports.
 
-    TorchX fails an assertion on states it does not know, such as "CANCELLED by 0", and asks only
-    the accounting, which small clusters do not have.
+    TorchX fails an assertion on states that it does not know, such as "CANCELLED by 0", and queries
+    only the accounting, which small clusters do not have.
     """
 
     def _run_opts(self) -> runopts:
@@ -59,11 +59,11 @@ class TolerantSlurmScheduler(SlurmScheduler):
             for stream, ending in (("output", "out"), ("error", "err")):
                 path = folder / f"slurm-{macros.app_id}-{name}.{ending}"
                 replica.srun_opts[stream] = str(path)
-            # Since Slurm 22.05 a step has one core unless it asks for all cores of its job.
+            # Since Slurm 22.05, a step has one core unless it asks for all cores of its job.
             cpus = replica.sbatch_opts.get("cpus-per-task")
             if cpus is not None:
                 replica.srun_opts["cpus-per-task"] = cpus
-            # srun's --export cuts a value at its first comma, env(1) does not.
+            # srun's --export cuts a value at its first comma; env(1) does not.
             lists = {key: value for key, value in replica.env.items() if "," in value}
             if lists:
                 assignments = [f"{key}={value}" for key, value in lists.items()]
@@ -74,7 +74,7 @@ class TolerantSlurmScheduler(SlurmScheduler):
         return info
 
     def schedule(self, dryrun_info: AppDryRunInfo[SlurmBatchRequest]) -> str:
-        """Submit the job; raises JobRefusedError if sbatch refuses it."""
+        """Submit the job; raise JobRefusedError if sbatch refuses it."""
         for replica in dryrun_info.request.replicas.values():
             Path(str(replica.srun_opts["output"])).parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -88,9 +88,9 @@ class TolerantSlurmScheduler(SlurmScheduler):
             ) from None
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
-        """Describe a job by the queue, or by the accounting if the queue has forgotten it.
+        """Describe a job from the queue, or from the accounting if the queue has forgotten it.
 
-        The accounting lags by seconds: it calls a preempted job ended that is queued again.
+        The accounting lags by seconds: it may report a preempted job as ended that is queued again.
         """
         rows = _rows(["squeue", *QUEUE, "-j", app_id], must_answer=True)
         rows = rows or _rows(["sacct", *ACCOUNTING, "-j", app_id])
@@ -132,7 +132,7 @@ class TolerantSlurmScheduler(SlurmScheduler):
         should_tail: bool = False,
         streams: Stream | None = None,
     ) -> Iterable[str]:
-        """Yield the lines a log has now, or also those to come; TorchX always waits for the end."""
+        """Return the lines of a log so far, or with `should_tail` until it ends."""
         path = slurm_log(app_id, role_name, k, stream=streams)
         lines: Iterable[str]
         if should_tail:
@@ -147,7 +147,7 @@ class TolerantSlurmScheduler(SlurmScheduler):
 def slurm_log(
     app_id: str, role: str, replica: int, *, folder: str | None = None, stream: Stream | None = None
 ) -> Path:
-    """Return the path of a replica's output: standard error, where logs go, by default."""
+    """Return the path of a replica's output; by default standard error, which has the log."""
     if folder is None:
         folder = get_config(prefix="", name="slurm", key="log_dir") or SLURM_LOG_DIR
     ending = "out" if stream == Stream.STDOUT else "err"
@@ -163,19 +163,19 @@ _SLURM_STATES: Mapping[AppState, Sequence[str]] = {
         *("RESIZING", "SPECIAL_EXIT", "STOPPED", "SUSPENDED"),
     ),
 }
-"""Every other state is a failure: FAILED, TIMEOUT, OUT_OF_MEMORY, NODE_FAIL, PREEMPTED."""
+"""Slurm's states by TorchX's. All others are failures, such as TIMEOUT, NODE_FAIL, PREEMPTED."""
 
 _GRAVITY = ["SUCCEEDED", "RUNNING", "PENDING", "CANCELLED", "FAILED"]
 
 
 def _app_state(state: str) -> AppState:
-    """Translate Slurm's state, which may have more words: `CANCELLED by 1000`."""
+    """Convert Slurm's state, which may have several words: `CANCELLED by 1000`."""
     word = state.split()[0]
     return next((s for s, words in _SLURM_STATES.items() if word in words), AppState.FAILED)
 
 
 def _worst(states: Iterable[str]) -> str:
-    """Return the worst state of a job's parts: they end together, so one failure is the job's."""
+    """Return the worst state of a job's parts, which end together: one failure fails the job."""
     return max(states, key=lambda state: _GRAVITY.index(_app_state(state).name))
 
 
@@ -183,10 +183,10 @@ def _rows(command: list[str], *, must_answer: bool = False) -> list[dict[str, st
     """Return the rows of jobs and their parts (`12+1`), without steps (`12.batch`).
 
     Args:
-        must_answer: whether a command that fails says nothing about the jobs.
+        must_answer: whether to raise an error if the command fails, unless the job is unknown.
 
     Raises:
-        subprocess.CalledProcessError: such a command failed, but not as the job is unknown.
+        subprocess.CalledProcessError: see `must_answer`.
     """
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if must_answer and done.returncode and "Invalid job id" not in done.stderr:

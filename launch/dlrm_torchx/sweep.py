@@ -1,6 +1,6 @@
 """A batch of a sweep: submits the apps of its jobs, waits, and reports.
 
-Each job has an app of its own, or one app runs all of them, in rounds.
+Each job has its own app, or one app runs all of them, in rounds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 RANKS_WITHOUT_GPUS = 2
 CONTAINER_SCHEDULERS = ("kubernetes", "kubernetes_mcad", "aws_batch", "local_docker")
-"""Schedulers whose containers see only what is mounted."""
+"""Schedulers whose containers see only mounted folders."""
 
 
 @dataclass
@@ -69,9 +69,9 @@ class Sweep:
         _check_shared(self.options, self.sweep_dir)
 
     def take_up(self, records: Sequence[dict[str, Any]]) -> None:
-        """Find what is left of a stopped sweep: jobs have succeeded, still run, or start again.
+        """Continue a stopped sweep: its jobs have succeeded, still run, or have to be restarted.
 
-        In rounds, a job has succeeded if it has returned, however its app ended.
+        In rounds, a job has succeeded if it returned a result, however its app ended.
         """
         in_rounds = self.options.rounds is not None
         running: dict[str, JobState] = {}
@@ -93,7 +93,7 @@ class Sweep:
             if job.state is JobState.NOT_STARTED:
                 job.is_restart = True
                 if "resume" in job.config and job.config.resume is None:
-                    job.config.resume = "auto"  # no override: they are those of the first sweep
+                    job.config.resume = "auto"  # overrides stay those of the first sweep
             else:
                 job.handle, job.seconds = handle, record["seconds"]
                 job.log = None if record["log"] is None else self.sweep_dir / record["log"]
@@ -156,7 +156,7 @@ class Sweep:
                 )
 
     def stop(self) -> None:
-        """Cancel the apps that still run, after an error or Ctrl-C."""
+        """Cancel apps that still run, after an error or Ctrl-C."""
         for job in self.jobs:
             if job.state is JobState.NOT_STARTED:
                 job.reason = "the sweep was stopped before"
@@ -166,9 +166,10 @@ class Sweep:
                 list(pool.map(lambda app: app.cancel(self.runner), active))
 
     def report(self) -> None:
-        """Write sweep.json, call `after` with the sweep's folder, and log what it returns.
+        """Write sweep.json, call `after` with the sweep's folder, and log its return value.
 
-        What the jobs have measured corrects later predictions from now on.
+        It also delivers the jobs' measurements to the journal, so that they correct later
+        predictions.
         """
         self._save()
         for job in self.jobs:
@@ -178,7 +179,7 @@ class Sweep:
                 message = get_method(self.options.after)(self.sweep_dir)
             except UserError as error:
                 log.error("%s: %s", self.options.after, error)
-            except Exception:  # an error here must not lose what the jobs returned
+            except Exception:  # an error here must not lose the jobs' results
                 log.exception("%s failed", self.options.after)
             else:
                 if message:
@@ -188,8 +189,8 @@ class Sweep:
         return [app for app in self._apps if app.state.is_active]
 
     def _new_app(self, jobs: Sequence[SweepJob]) -> SweepApp:
-        """Return the app of one job, or in rounds that of all."""
-        # the local scheduler never starts an app again
+        """Return the app of one job, or in rounds the app of all jobs."""
+        # the local scheduler never restarts an app
         retries = 0 if self.options.is_local else self.options.max_retries
         if self.options.rounds is None:
             return SweepApp(jobs, jobs[0].mailbox, retries=retries)
@@ -222,11 +223,11 @@ class Sweep:
             title, name = first.title, str(first.config.hydra.job.name)
         self._apps.append(app)
         try:
-            with delayed_signals():  # else a signal could leave an app that nobody knows of
+            with delayed_signals():  # a signal could otherwise leave an unknown app
                 app.submit(self.runner, self.app_of(app, name), self.options.scheduler, self._args)
         except (OSError, subprocess.SubprocessError, UserError, InvalidRunConfigException) as error:
             if not any(job.handle for job in self.jobs):
-                raise  # the scheduler would refuse the other jobs too
+                raise  # the scheduler would refuse the other jobs, too
             for job in app.jobs:
                 job.fail(f"not submitted: {error}")
         where = "" if first.log is None else f", log in {short_path(first.log)}"
@@ -234,7 +235,7 @@ class Sweep:
         self._save()
 
     def app_of(self, app: SweepApp, name: str) -> AppDef:
-        """Return what TorchX runs, with a rendezvous port that no other job of the sweep has."""
+        """Return the TorchX app, with a rendezvous port that no other job of the sweep has."""
         env = {key: str(value) for key, value in (self.options.env or {}).items()}
         if not app.in_rounds and app.jobs[0].is_restart:
             env[RESTARTS_VARIABLE] = "1"
@@ -280,7 +281,7 @@ def _shape(options: SweepOptions) -> JobShape:
 
 
 def _scheduler_args(options: SweepOptions, runner: Runner) -> dict[str, Any]:
-    """Return the scheduler's own options, with the defaults of .torchxconfig."""
+    """Return the scheduler's options, with defaults from .torchxconfig."""
     known = runner.scheduler_run_opts(options.scheduler)
     names = sorted(name for name, _ in known)
     args = dict(options.scheduler_args or {})

@@ -13,13 +13,13 @@ from dlrm_torchx.mailbox import ORDER, JobMailbox
 
 
 def main(folder: Path) -> None:
-    """Make the job's call as Hydra would, or those of a sweep in rounds.
+    """Make the job's call as Hydra would, or all calls of a sweep in rounds.
 
     Only rank 0 logs, writes files and sends the result.
     """
     die_with_parent()
     rank = int(os.environ["RANK"])
-    # torchrun takes a new port whenever it starts all ranks, so the port identifies the attempt.
+    # torchrun uses a new port whenever it starts all ranks, so the port identifies the attempt.
     mailbox = JobMailbox(folder, attempt=os.environ["MASTER_PORT"])
     mailbox.remove_earlier_attempts()
     try:

@@ -1,6 +1,6 @@
-"""Hydra's launcher `torchx`, which runs every job of a sweep as a TorchX app of its own.
+"""Hydra's launcher `torchx`, which runs the jobs of a sweep as TorchX apps.
 
-Hydra loads this module for every command, so imports of TorchX wait in `dlrm_torchx.launch`.
+Hydra loads this module for every command, so TorchX is imported only in `dlrm_torchx.launch`.
 """
 
 from collections.abc import Sequence
