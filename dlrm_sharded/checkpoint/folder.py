@@ -110,9 +110,7 @@ def keep_newest(
     """Remove all checkpoints of a run except the newest ones and the best one.
 
     Only complete ones count. Checkpoints of later steps are left alone: the run skipped them
-        because
-    they were damaged or belong to another run. Earlier checkpoints of other runs are left alone,
-    too.
+    because they were damaged or belong to another run. So are earlier checkpoints of other runs.
 
     Args:
         newest: the checkpoint that was written last.

@@ -88,7 +88,7 @@ class RunState:
         step: number of steps trained.
         batch_size, seed, epoch_batches: what decides the order of samples; the last one is the
             number of batches in an epoch.
-            world_size: number of ranks that wrote the checkpoint.
+        world_size: number of ranks that wrote the checkpoint.
         optimizers: names of the fused and of the dense optimizer.
         column_bounds: by table, the columns at which its column shards begin, and its number of
             columns. State with one number per row of a shard has one column for each shard.
@@ -97,10 +97,10 @@ class RunState:
         config: the run's config.
         events: name of the event file, and its size at the checkpoint; None if there is no file.
         buffers: names of the dense tensors that are not trained, such as masks, which may be
-        infinite.
+            infinite.
         model: number of dense features, tables in the model's order with their features, and the
-        folder and digest of the data's encoder (None without one). The whole entry is None in
-        checkpoints of release 0.3 and before.
+            folder and digest of the data's encoder (None without one). The whole entry is None in
+            checkpoints of release 0.3 and before.
         best_step: step of the run's checkpoint that is kept as its best one; None for none.
     """
 
@@ -259,8 +259,8 @@ def check_seen(folder: Location, files: Mapping[str, PartFile]) -> None:
     """Check that this rank sees the parts of all ranks, with the sizes that were written.
 
     Raises:
-        OSError: a part is still missing, or has another size, after the time that shared disks
-        may take.
+        OSError: a part is still missing, or has another size, after the time that shared disks may
+            take.
     """
     if not seen_in_time(lambda: _part_unlike(folder, files) is None):
         name = _part_unlike(folder, files)

@@ -101,18 +101,17 @@ class Saver:
     """Writes the checkpoints of a run; all ranks call its methods together.
 
     If a checkpoint cannot be written, an error is logged and training continues: the last good one
-        is
-    kept, and the next interval tries again. If it would hold values that are not finite, or another
-    job has taken the folder over, it is not written and training has to end.
+    is kept, and the next interval tries again. If it would hold values that are not finite, or
+    another job has taken the folder over, it is not written and training has to end.
 
     Args:
         run_dir: folder of the run, or of its copies in an object store.
         keep: number of newest checkpoints that are kept, in addition to the best one.
         background: whether `save` returns once the state is copied.
         check_owner: raises LostFolderError if another job has the folder; rank 0 calls it before
-        and after a checkpoint is written.
+            and after a checkpoint is written.
         keep_files: copies the run's other files to the folder of the checkpoints; rank 0 calls it
-        after a checkpoint is written.
+            after a checkpoint is written.
     """
 
     def __init__(

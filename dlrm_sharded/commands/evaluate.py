@@ -1,7 +1,7 @@
 """Evaluate a trained model on held-out files, and score their rows: `dlrm-evaluate`.
 
     dlrm-evaluate runs/mine data.files=held_out.parquet              writes metrics.json
-    dlrm-evaluate runs/mine data.files=new.csv scores=scores.parquet  also a score for each row
+    dlrm-evaluate runs/mine data.files=new.csv scores=scores.parquet  and a score for each row
     dlrm-torchrun --nproc-per-node 8 -m dlrm_sharded.commands.evaluate runs/mine data.files=...
 
 The first word is a checkpoint, or a run's folder, whose best or newest checkpoint is used. Columns
@@ -9,10 +9,10 @@ are encoded as in training, by its schema, vocabularies, means and deviations. F
 label are only scored. The plan is the checkpoint's if the number of ranks is the same.
 
     data.files            paths, folders or globs of the rows
-    data.blocks_dir       folder of the training's converted data, if it has moved
+    data.blocks_dir       folder of the converted training data, if it has moved
     out                   file of the metrics [metrics.json]; without labels, only if you set it
     scores                Parquet file of the scores, with the schema's key columns, or else with
-    file and row
+                          file and row
     batch_size            samples that are scored at once; by default that of training
     max_malformed_share   share of a file's rows that may be malformed; they are left out [0.001]
 

@@ -63,8 +63,7 @@ def take_folder(config: DictConfig, folder: Path) -> None:
     """Claim a folder for a job of this config; end the process if another job owns it.
 
     Hydra is kept from overwriting its files of an earlier run: the run itself does so when it
-        begins,
-    see `hydra_files`.
+    begins, see `hydra_files`.
     """
     with exit_codes(all_ranks_alike=True):
         claim(folder)

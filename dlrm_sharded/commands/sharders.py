@@ -83,7 +83,7 @@ def make_planner(
     Args:
         name: name of a yaml in conf/sharder.
         cost_model: the cost model for search, if the sharder searches, and for predictions in
-        reports.
+            reports.
         run: the hardware of the ranks; None for any device.
         options: keys of the sharder's yaml, such as `replicate="never"`.
 

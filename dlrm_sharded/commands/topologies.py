@@ -48,7 +48,7 @@ def on_topologies(cfg: DictConfig, tasks: Sequence[ComparedTask]) -> list[Compar
 
     Raises:
         ConfigError: a topology names no GPU, or ranks do not fill its hosts or cannot share the
-        batch equally.
+            batch equally.
     """
     if cfg.topologies is None:
         return list(tasks)

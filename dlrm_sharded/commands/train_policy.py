@@ -127,7 +127,7 @@ def _add_curves(writer: SummaryWriter, finished: RoundResult, **costs_ms: float)
 
 
 def unused(cfg: DictConfig) -> dict[str, str]:
-    """Declare which keys have no effect on a training, and why."""
+    """Declare which keys have no effect on training, and why."""
     reasons = all_but(cfg, "optimizer", "embedding")
     if cfg.costs != "measured":
         reasons["measure"] = "costs=predicted measures nothing; costs=measured does"

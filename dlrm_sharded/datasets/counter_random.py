@@ -1,7 +1,7 @@
 """Counter-based random numbers: each is a pure function of a stream's key and a counter.
 
-A stateful generator must draw all earlier numbers first. Here a number is a hash of
-key and counter, so that every rank can generate its share of any batch directly.
+A stateful generator must draw all earlier numbers first. Here a number is a hash of key and
+counter, so that every rank can generate its share of any batch directly.
 """
 
 from __future__ import annotations

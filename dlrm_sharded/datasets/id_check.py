@@ -1,7 +1,7 @@
 """Compares the ids of batches with the rows of their tables, before they go to a device.
 
 FBGEMM looks up row 0 in place of an id that is out of range, and says so only on stderr. With row
-blocks, TorchRec looks up another row. Here every plan looks up row 0, and the run says so.
+blocks, TorchRec looks up another row. Here every plan looks up row 0, and the run logs it.
 """
 
 from __future__ import annotations

@@ -61,17 +61,14 @@ class CategoricalColumn:
     Args:
         ids: how a value becomes a row: "vocabulary" (or None) gives each value of the training rows
             its own, "hash" hashes its text to a row from 1 on (row 0 is for missing values),
-            "as_is" takes the integer itself. rows: rows of the table; for a vocabulary, their
-            largest number, and `min_count` rises
-                until
+            "as_is" takes the integer itself.
+        rows: rows of the table; for a vocabulary, their largest number, and `min_count` rises until
             the ids fit.
-            min_count: rarer values of a vocabulary share one row; None for the schema's
-                `min_count`.
-            longest: makes it a list column: the number of first ids of a sample that are used.
-            split: what separates the ids of a list that is written as text.
-            table: name of the table; None for the column's name. Columns of one table share its
-                ids.
-            dim: width of the table; None for the schema's `dim`.
+        min_count: rarer values of a vocabulary share one row; None for the schema's `min_count`.
+        longest: makes it a list column: the number of first ids of a sample that are used.
+        split: what separates the ids of a list that is written as text.
+        table: name of the table; None for the column's name. Columns of one table share its ids.
+        dim: width of the table; None for the schema's `dim`.
     """
 
     ids: Literal["vocabulary", "hash", "as_is"] | None = None
@@ -116,7 +113,7 @@ class Schema:
         dim, min_count: defaults of the tables.
         max_rows: default of `rows` for vocabularies; None for no limit.
         separator: separator of the columns in a text file; None for a tab in *.tsv and *.txt, else
-        a comma.
+            a comma.
         columns: names of the columns of text files that have no header, in their order.
     """
 

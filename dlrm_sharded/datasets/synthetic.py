@@ -50,7 +50,7 @@ class SyntheticDataset:
         max_rows: larger tables are cut to this, so that a published task fits a small machine.
         cache_batches: largest number of batches that a rank keeps for later epochs; they take up to
             `cache_gib`. The first ones are kept, and an epoch that fits is generated once.
-            pregenerate: whether the first request for a training batch generates all that fit the
+        pregenerate: whether the first request for a training batch generates all that fit the
             cache, so that the training loop does not wait for them later.
     """
 

@@ -26,7 +26,7 @@ from dlrm_sharded.plans.tables import Table
 log = logging.getLogger(__name__)
 
 ID_DTYPE = torch.int32
-"""Ids stay as they are stored, which halves the bytes of their exchange compared with int64."""
+"""Ids keep their stored type, which halves the bytes of their exchange compared with int64."""
 
 
 class TableDataset:
@@ -39,8 +39,7 @@ class TableDataset:
         validation_files: files for validation; None for the last `val_share` of the rows.
         blocks_dir: folder of the converted data; None for one beside the schema's file, whose name
             depends on the files and the schema.
-            embedding_dim: width of tables without a width in the schema; None for the schema's
-                `dim`.
+        embedding_dim: width of tables without a width in the schema; None for the schema's `dim`.
         block_rows, max_malformed_share: see `table_source.TableSource`.
     """
 

@@ -24,7 +24,7 @@ class TableSource:
     Args:
         files: paths, folders or globs for training; their rows are in this order.
         validation_files: the same for validation; they are not used for training, even if `files`
-        matches them too.
+            matches them too.
         val_share: share of all rows, from the end, for validation if `validation_files` is empty.
         block_rows: samples of a block; reading is fastest for batches of this size.
         max_malformed_share: largest share of malformed rows in a file; more are an error.

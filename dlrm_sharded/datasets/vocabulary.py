@@ -4,8 +4,8 @@ Rows of a table:
     0    missing values
     1    values that are rarer than `min_count` in the training rows, or do not occur there
     2 .. all others, ascending by their keys. Keys are hashes, so this order does not depend on the
-    order of the data, and it scatters popular values over the table, so that row blocks are
-    accessed about equally often.
+         order of the data, and it scatters popular values over the table, so that row blocks are
+         accessed about equally often.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ UserError                    a command prints only its message, and exits with 2
 +-- CheckpointError          a checkpoint is damaged or does not fit
 |   +-- DamagedCheckpointError   its files are not usable
 +-- UnsavedError             the result or the last checkpoint could not be saved (exit code 1)
-+-- PreemptedError           a signal stopped the training, after a checkpoint (exit code 0)
++-- PreemptedError           a signal stopped training, after a checkpoint (exit code 0)
 +-- RemoteFileError          an object store or another remote file system refuses a request
 +-- LostFolderError          another job has taken over the run's folder (exit code 1)
 +-- IncompleteSweepError     jobs of a sweep failed (exit code 1)
@@ -62,13 +62,13 @@ class DamagedCheckpointError(CheckpointError):
 
 
 class UnsavedError(UserError):
-    """The training ended, and its result or its last checkpoint could not be written."""
+    """Training ended, and its result or its last checkpoint could not be written."""
 
     exit_code = EXIT_ERROR
 
 
 class PreemptedError(UserError):
-    """A signal asked the training to stop, and a checkpoint was written."""
+    """A signal asked training to stop, and a checkpoint was written."""
 
     exit_code = RANK_EXIT_PREEMPTED
 

@@ -54,7 +54,7 @@ class LineFile:
     Args:
         noun: what a line describes, such as "run".
         format: version that is written to each line; readers skip later ones. None for lines
-        without a version.
+            without a version.
         staged: file that stages lines until `deliver` appends them here; None to append at once.
     """
 
@@ -117,7 +117,7 @@ class LineFile:
         Args:
             parse: converts the fields of a line; returns None to leave the line out silently, and
                 raises DataError with the reason if the line is unusable.
-                most: largest number of lines to return; None for all.
+            most: largest number of lines to return; None for all.
 
         Raises:
             OSError: the file exists but cannot be read.
@@ -172,7 +172,7 @@ def locked(path: Path, *, refusal: str) -> FileLock:
 
     Raises:
         ConfigError: another process has the lock (the message is `refusal`), or its file cannot be
-        made.
+            made.
     """
     lock = FileLock(path)
     try:

@@ -43,8 +43,8 @@ class CheckedMemory:
 
     Args:
         host: host memory of ranks on GPUs; empty on CPUs, where `ranks` has all memory.
-        has_checkpoint_copy: whether the memory includes copies of the model, from which
-        checkpoints are written while training continues.
+        has_checkpoint_copy: whether the memory includes copies of the model, from which checkpoints
+            are written while training continues.
     """
 
     ranks: tuple[RankMemory, ...]
@@ -69,7 +69,7 @@ def check_memory(prepared: Prepared, plan: ShardingPlan) -> CheckedMemory:
 
     Raises:
         InfeasibleTaskError: the ranks need more memory than is available, and `check_memory` is
-        set; all ranks raise it.
+            set; all ranks raise it.
     """
     settings, rank = prepared.settings, prepared.rank
     with all_or_none():

@@ -30,8 +30,8 @@ class RunFolder:
     Args:
         check_owner: called by rank 0 before it writes there; raises LostFolderError if another job
             has taken the folder over.
-            copy: the folder's copy in an object store, which has the checkpoints; None for no copy.
-            host: the host that has the folder, if others may lack it; None if all hosts see it.
+        copy: the folder's copy in an object store, which has the checkpoints; None for no copy.
+        host: the host that has the folder, if others may lack it; None if all hosts see it.
     """
 
     path: Path

@@ -29,7 +29,7 @@ class JobSettings:
         planner: makes the planner of the run on rank 0, once the hardware is known.
         journal: where measured runs, which correct predictions, are: "auto", a folder, or None.
         cost_model_snapshot: folder of the cost model that a sweep's runs share; they extend the
-        journal only when all of them have ended. None without a sweep.
+            journal only when all of them have ended. None without a sweep.
         start_budget_s: time for the first measurement of the hardware, in s; None for none.
         resume: "auto", "never", the path of a checkpoint, or None for "auto" after a restart.
         init_from: checkpoint or run from which initial weights are taken; None for none.

@@ -17,7 +17,7 @@ from dlrm_sharded.files.errors import ConfigError
 log = logging.getLogger(__name__)
 
 NOT_COMPILED = "none"
-"""Mode in which layers stay as they are."""
+"""Mode in which layers are not compiled."""
 
 MODES_WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 """Modes of torch.compile that replay each layer as a CUDA graph."""

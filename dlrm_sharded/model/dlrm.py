@@ -69,8 +69,7 @@ class Dlrm(nn.Module):
         bf16: whether to autocast all but the embedding lookups to bfloat16.
         compile_mode: one of `compiled.COMPILE_MODES`. On CUDA, None is decided later, see
             `sharded_model.set_dense_part`; on a CPU, None means "none".
-            dense_graph: whether to train all but the embedding lookups by a `DenseGraph`. On CUDA,
-                None
+        dense_graph: whether to train all but the embedding lookups by a `DenseGraph`. On CUDA, None
             is decided later, and until then nothing is recorded; on a CPU, None means False.
 
     Raises:

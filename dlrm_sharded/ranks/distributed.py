@@ -105,10 +105,10 @@ def process_group(
     Raises:
         ConfigError: a host shows fewer GPUs than it has ranks, torch cannot use them, or hosts
             cannot connect to each other.
-            EndedRankError: another rank ended with an error before it came here.
-            HungRankError: other ranks did not come here, or to a collective in the block, in time.
-            LostRankError: another rank disappeared during a collective in the block. With NCCL, its
-            own watchdog ends the process in the last two cases.
+        EndedRankError: another rank ended with an error before it came here.
+        HungRankError: other ranks did not come here, or to a collective in the block, in time.
+        LostRankError: another rank disappeared during a collective in the block. With NCCL, its own
+            watchdog ends the process in the last two cases.
         UnlikeRanksError: the values differ between ranks.
     """
     rank = rank_from_environment()

@@ -27,8 +27,7 @@ class MachineLoad:
         began_s: the beginning, in seconds since 1970.
         core_wait: largest share of time in which a rank was ready to run, but others had the
             cores; 0 where the kernel does not report it.
-            gpus: states of each rank's GPU, in rank order; empty on CPUs, and if nvidia-smi does
-                not
+        gpus: states of each rank's GPU, in rank order; empty on CPUs, and if nvidia-smi does not
             report one of them.
     """
 

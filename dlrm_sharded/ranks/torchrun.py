@@ -4,8 +4,8 @@ It takes torchrun's arguments and runs torchrun's agent. It differs in these poi
 
 - The error message is the last line, and the exit code is that of the ranks: 0, 2 for an error that
   the user can fix, 1 for any other error, and 128 + n after signal n.
-  - The ranks of one host meet on the loopback interface, so nothing listens on the network.
-  - Restarted ranks (`--max-restarts`) meet in a new store. After an error that the user can fix,
+- The ranks of one host meet on the loopback interface, so nothing listens on the network.
+- Restarted ranks (`--max-restarts`) meet in a new store. After an error that the user can fix,
   ranks are not restarted, and every host's launcher prints the error.
 - The launchers of several hosts end together: one that was asked to stop ends the others too.
 - A first signal is passed on to the ranks, which then have `SHUTDOWN_S` to write a checkpoint;

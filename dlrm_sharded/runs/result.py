@@ -47,13 +47,13 @@ class RunResult:
 
     Args:
         device: name of the hardware.
-        pipeline, compile_mode, dense_graph: `StepOptions` of the training after its warm-up.
+        pipeline, compile_mode, dense_graph: `StepOptions` of the steps after the warm-up.
         stages_ms: time of each stage, the maximum over ranks; they sum to the critical path.
         per_rank: measured costs in rank order.
         spread, launch_ms: see `MeasuredCost`.
         prices: provenance of the predicted costs, see `CostProvenance.short_text`.
         prices_digest: digest of the cost model, see `MadeFrom`; if it differs between runs, their
-        predictions are not comparable.
+            predictions are not comparable.
         expected_error: relative error to expect of `predicted_critical_path_ms`.
         samples_per_s_p10: throughput that nine tenths of the steps exceed.
         samples_per_s_overall: throughput of the whole loop, see `TrainingResult`.

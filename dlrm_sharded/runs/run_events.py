@@ -2,7 +2,7 @@
 
 torch's SummaryWriter takes longer to load than this whole package, and has no public method that
 writes HParams to the run's own file. TensorBoard's writer cannot continue a file of an earlier
-process, and on a full disk it ends the training.
+process, and on a full disk it ends the run.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class EventFile:
     Args:
         enabled: false, as on ranks other than 0, for no file: then all methods do nothing.
         going_on: name and size of a file of an earlier process, which is truncated to this size and
-        continued; None for a new file.
+            continued; None for a new file.
         check_owner: called before each write; raises LostFolderError if another job has the folder.
     """
 

@@ -50,7 +50,7 @@ class DenseMemory:
         activation_bytes: peak within a step of everything else: pooled vectors as the tables give
             them, activations, and the gradients of both.
         has_graphs: whether, on a GPU, CUDA graphs hold the activations, so that nothing else can
-        use their memory.
+            use their memory.
     """
 
     parameter_bytes: int

@@ -33,9 +33,9 @@ class Decision:
     """Says what all ranks do after a batch.
 
     Args:
-        stop: signal that asks for the end of the training; None if there was none.
+        stop: signal that asks training to stop; None if there was none.
         saves: whether a checkpoint is due by the clock.
-        must_end: whether a rank knows that the training cannot go on.
+        must_end: whether a rank knows that training cannot continue.
     """
 
     stop: signal.Signals | None = None
@@ -77,11 +77,11 @@ class Meeting:
     def after_batch(self, *, may_save: bool, must_end: bool = False) -> Decision:
         """Return what to do after a batch, which is nothing between two meetings.
 
-        All ranks call it after every batch, of the training or of an evaluation.
+        All ranks call this after every batch, in training and in evaluations.
 
         Args:
             may_save: whether this rank can begin a checkpoint by the clock.
-            must_end: whether this rank knows that the training cannot go on.
+            must_end: whether this rank knows that training cannot continue.
         """
         self._batches_left -= 1
         if self._batches_left:
@@ -104,7 +104,7 @@ class Meeting:
 
     @property
     def _interval_s(self) -> float:
-        """Time to the next meeting: meetings take at most 0.2 % of a training, up to the limit.
+        """Time to the next meeting: meetings take at most 0.2 % of the time, up to the limit.
 
         A rank that comes late prolongs a meeting, so the fastest one counts.
         """

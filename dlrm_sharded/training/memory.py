@@ -69,7 +69,7 @@ class MemoryNeeds:
         num_eval_samples: samples of an evaluation, of all ranks.
         cached_batch_bytes: batches that the dataset keeps on a rank.
         checkpoint_copy: whether checkpoints are written from a copy of the model.
-        pipeline: name of the training's pipeline.
+        pipeline: name of the training pipeline.
     """
 
     dense: DenseMemory

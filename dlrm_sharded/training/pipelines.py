@@ -18,7 +18,7 @@ class Pipeline:
             lookup in the step itself.
         is_exact: whether it trains as `base` does, up to the order of sums.
         num_batches: largest number of batches that a device holds at a time.
-        num_arrived: number of those of which it also holds the redistributed ids.
+        num_arrived: number of these batches whose redistributed ids the device also holds.
     """
 
     next_lookup: Literal["backward", "optimizer"] | None = None

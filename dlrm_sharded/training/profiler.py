@@ -1,4 +1,4 @@
-"""Profiles a few steps of a training with torch.profiler, and writes a Chrome trace for each rank.
+"""Profiles a few training steps with torch.profiler, and writes a Chrome trace for each rank.
 
 TorchRec names the phases of a step, such as `## backward ##`. The stages of the embeddings get the
 names of the measured stages here, by hooks that exist only while steps are profiled.
@@ -42,7 +42,7 @@ def make_profiler(
     Args:
         folder: folder of the traces of all ranks.
         start_step: number of steps trained before this process.
-        num_steps: number of steps of the whole training.
+        num_steps: number of steps of the whole run.
     """
     num_warmup = config.warmup_steps(rank.device)
     first = start_step + num_warmup + 1

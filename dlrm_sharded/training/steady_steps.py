@@ -31,7 +31,7 @@ class SteadySteps:
         self._since_s = self._until_s = self._last_s = math.nan
 
     def begin(self) -> None:
-        """Note that the training begins."""
+        """Note that training begins."""
         self._last_s = now_s = time.perf_counter()
         if self._first_step > self._num_warmup:
             self._since_s = now_s - self._earlier_s

@@ -107,7 +107,7 @@ class StepTimes:
 
 
 def chosen_options(asked: AskedOptions, times: StepTimes, world_size: int) -> StepOptions:
-    """Return the fastest known options for such steps, of those that leave losses as they are."""
+    """Return the fastest known options for such steps, of those that give equal losses."""
     takes_graph = (
         times.host_bounds
         and times.graph_fits
@@ -123,7 +123,7 @@ def chosen_options(asked: AskedOptions, times: StepTimes, world_size: int) -> St
 
 
 class StepTrial:
-    """Measures the first steps of a training.
+    """Measures the first steps of a training run.
 
     The host's CPU time would not show which of the two bounds them: CUDA spins while it waits for a
     device, and another thread launches the backward pass.

@@ -207,7 +207,7 @@ class Trainer:
                 self._checkpoint(step, Window(step, self.rank), None)
 
     def _checkpoint(self, step: int, window: Window, bar: ProgressBar | None) -> None:
-        """Write a checkpoint if one is due, and end the training if a signal asks for it."""
+        """Write a checkpoint if one is due, and end training if a signal asks for it."""
         if self.checkpoints is not None:
             self.checkpoints.after_step(
                 step,
@@ -217,7 +217,7 @@ class Trainer:
             )
 
     def _progress(self, bar: ProgressBar | None, step: int, window: Window) -> Progress:
-        """Log what is not logged yet, and return the state of the training after a step."""
+        """Log what is not logged yet, and return the training state after a step."""
         self._steps.settle(step)
         self._report(bar, num_unread=0)
         if window.num_steps:
@@ -261,7 +261,7 @@ class Trainer:
         """Report faults of a window's ids, and return the losses of its steps, averaged over ranks.
 
         Raises:
-            DataError: ids are wrong in a way that must end the training; on all ranks.
+            DataError: ids are wrong in a way that must end training; on all ranks.
             DivergenceError: a loss is not finite; on all ranks.
         """
         losses = window.mean_losses()
@@ -309,7 +309,7 @@ class Trainer:
                 self._steady.end_early(step)
 
     def _end_if_impatient(self, step: int) -> bool:
-        """End the training at a step, and return True, if the last evaluations were no better."""
+        """End training at a step, and return True, if the last evaluations were no better."""
         if self.config.is_patient(self._best):
             return False
         self._num_steps = step

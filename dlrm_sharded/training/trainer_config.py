@@ -136,7 +136,7 @@ class TrainerConfig:
         return best is None or self.patience is None or best.num_worse < self.patience
 
     def total_steps(self, epoch_batches: int) -> int:
-        """Return the number of steps of the whole training."""
+        """Return the number of steps of the whole run."""
         return self.num_steps or self.num_epochs * epoch_batches
 
     def warmup_steps(self, device: torch.device) -> int:

@@ -109,8 +109,7 @@ def torchrun_app(
     Args:
         image: container to run in, whose `python` has the package installed; empty for this
             environment, by its path, on this machine or on a cluster that shares its disk.
-            rdzv_port: port at which the ranks of several nodes meet; 0 for a random one, because
-                two
+        rdzv_port: port at which the ranks of several nodes meet; 0 for a random one, because two
             jobs with the same port on a node would join each other.
     """
     port = rdzv_port or random.choice(RENDEZVOUS_PORTS)

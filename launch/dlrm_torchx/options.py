@@ -18,31 +18,27 @@ class SweepOptions:
     Args:
         scheduler: name of the scheduler, as for `torchx run -s`.
         scheduler_args: its options, as for `torchx run -cfg`, such as {partition: gpu};
-        .torchxconfig has their defaults.
+            .torchxconfig has their defaults.
         j: NODESxRANKS; by default, on this machine, one node with all GPUs or with 2 CPU ranks.
         cpu, gpu, memMB: resources of a node; -1 for one GPU per rank, and for eight cores per rank
             with a GPU, two per rank on the CPU.
         max_restarts, max_retries: numbers of restarts after a failure, by torchrun and by the
-        scheduler.
+            scheduler.
         env: environment of the ranks, such as {NCCL_DEBUG: INFO}.
         image: container of the ranks; empty for this environment.
         mounts: mounts of the container, such as ["type=bind,src=/data,dst=/data"]; the sweep's
             folder must be mounted under its own path.
-            max_parallel: number of jobs at a time; by default one on this machine, and all on a
-                cluster.
-            poll_s: seconds between requests to the scheduler.
-            patience_s: time after which a job counts as failed if it failed with retries left and
-                is not
-            queued again, or if the scheduler does not know it.
-            after: function that is called with the sweep's folder when all jobs have ended; its
-                return
+        max_parallel: number of jobs at a time; by default one on this machine, and all on a
+            cluster.
+        poll_s: seconds between requests to the scheduler.
+        patience_s: time after which a job counts as failed if it failed with retries left and is
+            not queued again, or if the scheduler does not know it.
+        after: function that is called with the sweep's folder when all jobs have ended; its return
             value is logged. Applications can set it by the key `after_sweep`.
-            rounds: number of rounds in which all combinations are measured again, on the same hosts
-                and
+        rounds: number of rounds in which all combinations are measured again, on the same hosts and
             in turn, by one job that has trained them all; by default, each combination is a
             separate job.
-            until: relative difference in throughput, such as 0.02: the rounds end when they resolve
-                it
+        until: relative difference in throughput, such as 0.02: the rounds end when they resolve it
             between each combination and the fastest; clearly slower ones are left out early.
 
     Raises:

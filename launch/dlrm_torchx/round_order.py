@@ -25,7 +25,7 @@ class RoundsOrder:
         labels, seeds: labels and seeds of the runs, for rankings.
         num_rounds: number of rounds after all runs are trained.
         until: the rounds end when they resolve this relative difference between each run and the
-        fastest, and clearly slower runs are left out early; None for all rounds.
+            fastest, and clearly slower runs are left out early; None for all rounds.
         timeout_s: time that a rank waits for the others.
     """
 

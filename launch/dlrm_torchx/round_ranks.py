@@ -78,8 +78,7 @@ def run_in_turn(
     """Make a run's call; return None if it ended with the same error on all ranks.
 
     A run that was stopped after a checkpoint has not failed: it ends these ranks, and continues
-        when
-    they are restarted.
+    when they are restarted.
     """
     try:
         call = mailbox.receive_call()
