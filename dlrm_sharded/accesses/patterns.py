@@ -91,7 +91,7 @@ class HotSetAccesses:
 
 @dataclass(frozen=True, slots=True)
 class ReuseBinAccesses:
-    """Accesses with the shape of reuse bins, by default those of Meta's dlrm_datasets.
+    """Accesses with given shares of reuse bins, by default of Meta's dlrm_datasets.
 
     The rows of a bin share its accesses evenly, so that each has the uses of the bin. A table with
     too few rows for that has fewer in each bin, in the same proportions. Rows that are left over

@@ -74,7 +74,7 @@ def collect(
         optimizer: fused optimizer of the tables.
         budget_s: time for the measurements and the fit; at least one plan is measured.
         tables: tables of a run, from which plans are drawn; none for random ones.
-        batch_sizes: global batch sizes; None for those of the device.
+        batch_sizes: global batch sizes; None for the defaults of the device type.
         first: number of the first plan. What is drawn depends on the seed and on this number.
 
     Returns:

@@ -35,7 +35,7 @@ def learned_cost_model(
     *,
     warns: bool = True,
 ) -> LearnedCostModel:
-    """Load the packaged model of a run's hardware, or with a warning that of other hardware.
+    """Load the packaged model of a run's hardware, or, with a warning, one of other hardware.
 
     On GPUs it is the prior of the run's GPU, unless a file is named. What was measured on the
     hardware is left out, see `hardware_costs.hardware_cost_model`.
@@ -65,7 +65,7 @@ def learned_cost_model(
 
 
 def _provenance(loaded: Artifact) -> CostProvenance:
-    """Return where a file's costs are from: those of the package have not been checked here."""
+    """Return where a file's costs come from; the package's have not been checked here."""
     provenance = provenance_of_artifact(loaded)
     if provenance.kind != "calibrated" or loaded.path.parent != SHIPPED:
         return provenance

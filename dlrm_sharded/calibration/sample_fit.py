@@ -1,7 +1,7 @@
 """Fits a prior to all samples of some hardware, and says how far its predictions are off.
 
-The fit is that of `factor_fit`. Samples that contradict the others are left out of it. The stated
-error is that of critical paths of plans that a fit to the others had not seen.
+`factor_fit` makes the fit. Samples that contradict the others are left out of it. The stated error
+is of critical paths of plans that a fit to the other plans had not seen.
 """
 
 from __future__ import annotations

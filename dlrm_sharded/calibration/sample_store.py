@@ -167,7 +167,7 @@ def drawn_conditions(context: RunContext) -> Conditions:
 
 
 def next_number(samples: Iterable[Sample]) -> int:
-    """Return the number of the next plan to draw after those of some samples."""
+    """Return the number of the next plan to draw after the plans of some samples."""
     return max((sample.number + 1 for sample in samples if sample.kind != RUN), default=0)
 
 

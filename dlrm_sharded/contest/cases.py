@@ -197,7 +197,7 @@ def _is_usable(case: Case, outcome: Outcome, out: Path, limit_s: float) -> bool:
 def _outcome(case: Case, *, limit_s: float) -> tuple[Outcome, dict[str, Any] | None]:
     """Plan a task; return the outcome, and the form of plan.json if there is a plan.
 
-    The cost is that of the planner's cost model, whatever the sharder predicts.
+    The cost is predicted by the planner's cost model, whatever the sharder predicts.
     """
     began_s = time.perf_counter()
     try:

@@ -45,7 +45,7 @@ def write_tables(
 def by_plan(entries: Sequence[Entry], measurements: Measurements, reference: str) -> pl.DataFrame:
     """Return a row for each task and sharder.
 
-    Costs over those of the reference, and gaps to the best lower bound that any sharder's report
+    Ratios to the reference's costs, and gaps to the best lower bound that any sharder's report
     proves for the task, are null where one of the two is missing. A bound above a plan's cost
     belongs to plans in another precision, and is left out.
     """
@@ -132,7 +132,7 @@ class Score:
 
     Args:
         plans: its rows of `by_plan`.
-        ratios: by kind of costs, "predicted" or "measured": its cost over that of the reference, on
+        ratios: by kind of costs, "predicted" or "measured": its cost over the reference's, on
             the tasks in common, see `in_common`; None if there are none.
         tallies: by the same kinds. By predicted costs, it is a win to have a plan where the other
             has none, and tasks that neither solves do not count; by measured costs, the intervals

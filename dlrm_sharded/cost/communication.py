@@ -79,7 +79,7 @@ class CommunicationModel:
         exchange: [3, F], weights of `EXCHANGE_TERMS` for each of `EXCHANGES`.
         reduce: [3, F'], weights of `REDUCE_TERMS` for each of `EXCHANGES`.
         all_reduce: [F'], weights of `REDUCE_TERMS` for the all-reduce of the gradients of replicas,
-            which is part of `bwd_comm`; the volume is that of one of its two halves. None for the
+            which is part of `bwd_comm`; the volume is of one of its two halves. None for the
             sum of a reduce-scatter and an all-gather, which a ring makes an all-reduce of.
         sequences: [2, 2], how many bytes of bags a byte of sequences counts as in each of
             `STEP_EXCHANGES`, for whole tables and for row blocks; the vectors of the latter are put
@@ -205,7 +205,7 @@ class CommunicationModel:
         return times.T
 
     def reduces_ms(self, kind: str, exchange: Exchange, hosts: Hosts) -> Floats:
-        """Return [W], time of all reductions of an exchange, those of gradients of replicas too."""
+        """Return [W], time of all reductions of an exchange, gradients of replicas included."""
         times: Floats = np.zeros(hosts.world_size)
         if kind == BWD_COMM and exchange.replica_bytes:
             num_bytes = np.array([exchange.replica_bytes, HARDLY_ANY])

@@ -198,7 +198,7 @@ class ComputeModel:
         """Return the parts of both directions' times, which sum to `times_ms` over a rank.
 
         Returns:
-            Those of shards [2, S, P], and those of the launches of ranks [2, W, P].
+            The parts of shards [2, S, P], and of the launches of ranks [2, W, P].
         """
         work, profile = work_of(workload, self.device), self.scaled_profile(workload)
         read_mb = workload.by_rank(workload.unique_bytes() / 1e6)[workload.rank]

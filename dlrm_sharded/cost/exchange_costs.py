@@ -33,7 +33,7 @@ EVEN_BYTES, STEP_BYTES = 1e6, 1e3
 class ReduceCosts:
     """Costs of the reductions of a step within a group, on each of its ranks.
 
-    They also describe the all-reduce of gradients, whose bytes are those of a rank's replicas.
+    They also describe the all-reduce of gradients, which has as many bytes as a rank's replicas.
 
     Args:
         fixed_ms: time of the reductions of the group that does not depend on their bytes.
@@ -267,7 +267,7 @@ def _least_counts(model: CommunicationModel, hosts: Hosts, by_kind: Floats) -> t
     if sums[0] <= 0.0:  # a negative cost of its own counts for everything, see `from_model`
         counted[1], sums[1] = counted[1] + np.minimum(counted[0], 0.0), sums[1] + sums[0]
     means = [part / total for part, total in zip(counted, sums, strict=True) if total > 0.0]
-    # times never fall with volumes, so the fewest bytes of both exchanges are few enough, too
+    # times never fall with volumes, so the lower count of both exchanges is a lower bound, too
     fewest = counts.min(axis=0)
     whole, blocks = np.maximum(np.min([*means, counts.max(axis=0)], axis=0), fewest).tolist()
     return whole, blocks

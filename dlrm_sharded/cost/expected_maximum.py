@@ -18,7 +18,7 @@ SPREADS = 6.0
 """Standard deviations beyond which no rank is expected."""
 
 NUM_POINTS = 512
-"""Points of the integral, whose error is far below that of any prediction."""
+"""Points of the integral, whose error is far below any prediction's."""
 
 
 def expected_maximum_ms(computation_ms: Floats, exchange_ms: Floats, error: float) -> float:

@@ -52,7 +52,7 @@ def with_expected_profiles(task: ShardingTask, compute: ComputeModel) -> Shardin
 
 
 def _between(by_skew: Floats, place: Floats) -> Floats:
-    """Return [T, 17], histograms at places [T] between those of the skews [P, T, 17]."""
+    """Return [T, 17], histograms interpolated at places [T] between the skews [P, T, 17]."""
     below = np.minimum(place.astype(np.int64), len(by_skew) - 2)
     share = (place - below)[:, None]
     table = np.arange(len(place))

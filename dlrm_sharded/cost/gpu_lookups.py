@@ -121,7 +121,7 @@ def gpu_compute(spec: GpuSpec, optimizer: str | None) -> ComputeModel:
 
 
 def _constant_net(work: DeviceWork, unit_costs: dict[str, float], num_kernels: int) -> CostNet:
-    """Return a net whose unit costs depend on no profile and on no cache but those of its terms.
+    """Return a net whose unit costs depend on no profile, and on caches only through its terms.
 
     Args:
         unit_costs: ms per 1,000, by names of `DeviceWork.terms`; other terms cost next to nothing.

@@ -34,10 +34,13 @@ class LinearCostModel:
 
     Args:
         lookup_ms: times of shards. A `Workload` has their rows, columns, ids and profiles as
-            arrays; `num_ids` and `num_vectors` are those of a step that reach the shard.
+            arrays; `num_ids` and `num_vectors` are what reaches the shard in a step.
         exchange_ms_per_mb: time of a MB that the busiest rank sends to others; None for the
             bandwidths that the topology states, and 1 GB/s where it states none.
         launch_ms: time of a rank in each direction for each fused lookup module on it.
+
+    Raises:
+        ConfigError: a time is not a finite number, 0 or more.
     """
 
     lookup_ms: ShardTimes

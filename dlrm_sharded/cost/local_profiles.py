@@ -22,7 +22,7 @@ USES_OF_BIN = np.concatenate([[1.0, 2.0], 2.0 ** np.arange(1, NUM_REUSE_BINS - 1
 
 
 def local_histograms(histograms: Floats, world_size: int) -> Floats:
-    """Return [S, 17], reuse histograms of a rank's samples, given those of the global batch."""
+    """Return [S, 17], reuse histograms of a rank's samples, given the global batch's."""
     if world_size == 1:
         return histograms
     expected = histograms @ _transitions(world_size)

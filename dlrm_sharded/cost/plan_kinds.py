@@ -86,8 +86,8 @@ class PlanKind:
         cuts: the layouts.
         all_to_all_ms: time of the all-to-alls that does not depend on volumes.
         num_modules: number of modules, each with its own lookups and exchanges (L15).
-        loaded: a table whose row blocks on one host take a rank longer than those of any other
-            table; None if it is not known.
+        loaded: the table whose row blocks on one host take a rank the longest; None if it is not
+            known.
 
     Attributes:
         fixed_ms: time of exchanges that does not depend on volumes, averaged over ranks.
@@ -170,7 +170,7 @@ class CutCosts:
     def cuts(self) -> list[Cuts]:
         """Return column shards, row blocks on groups of each size, and replicas if allowed.
 
-        Row blocks of sequences follow those of pooled tables.
+        Row blocks of sequences come after row blocks of pooled tables.
         """
         shapes, costs = self._shapes, self.exchange_costs
         memory = self._task.topology.rank_memory_bytes

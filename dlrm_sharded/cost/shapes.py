@@ -91,7 +91,7 @@ class Shapes:
         num_cols: [N], columns of each shape.
         columns: [N], column shards of every table and width.
         num_shards: [N], equal column shards into which a rank must cut the columns for its lookups;
-            0 where it cannot. The costs are those of all these shards.
+            0 where it cannot. The costs are of all these shards.
         row_blocks: row blocks of all tables, for each of `Topology.group_sizes`.
         replicas: replicas of all tables; None where the optimizer trains none, and for one rank,
             where they are whole tables.

@@ -8,7 +8,7 @@ rank's ids had a group of that size.
 A rank's time in this is its ids times a unit cost of its widest shard. Neither is a sum over
 shards, but both follow from sums: the ids, and how many shards need groups of each size. These
 counts are whole numbers, which adding and subtracting leaves exact. Row blocks have launches of
-their own, and are counted as if they shared that of the column shards.
+their own, but are counted as if they shared the launch of the column shards.
 
 Letters: S shards, N ranks, G sizes of thread groups, A = 1 + G, Q = 2 terms.
 """

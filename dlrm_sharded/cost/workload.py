@@ -99,7 +99,7 @@ class Workload:
 
     @property
     def num_samples(self) -> Floats:
-        """[S], samples of a step that the shard looks up: those of its rank for a replica."""
+        """[S], samples of a step that the shard looks up: for a replica, its rank's samples."""
         return np.where(self.is_replica, self.batch_size / self.world_size, self.batch_size)
 
     @property
@@ -251,8 +251,8 @@ class TableArrays:
     ) -> Workload:
         """Return parts of tables as shards; the histograms of tables without one are zeros.
 
-        Column shards look up all ids of their table, row blocks those of their rows, and replicas
-        those of their rank's samples.
+        Column shards look up all ids of their table, row blocks the ids of their rows, and replicas
+        the ids of their rank's samples.
 
         Args:
             table: [S], index of the shard's table.

@@ -126,7 +126,7 @@ def _tables(
     """Return the tables of a module, by the name of their parameter.
 
     Args:
-        layouts: those of the module's sharding types.
+        layouts: layouts of the module's sharding types.
     """
     is_pooled = not any(isinstance(m, EmbeddingCollectionInterface) for m in module.modules())
     if not is_pooled:  # not split by columns; FBGEMM's lookup of replicas pools on CPUs

@@ -69,22 +69,25 @@ class ShardedPlanner(TorchRecPlanner):
         batch_size: samples of one rank, as in TorchRec; 512 by default.
         global_batch_size: samples of all ranks together, instead of `batch_size`.
         data: one batch of a rank, or a list or loader of them: KeyedJaggedTensors or anything with
-            some inside, from which pooling factors and access profiles are measured: as many as a
-            global batch takes. In `collective_plan`, those of rank 0 are read. An iterator loses
-            the batches that it yields here, and a DataLoader does not.
+            some inside. As many as make a global batch are read, to measure pooling factors and
+            access profiles; `collective_plan` reads those of rank 0. An iterator loses the batches
+            that it yields here, and a DataLoader does not.
         kjts_of: returns the KeyedJaggedTensors of a batch, or a mapping from paths of modules to
             theirs; None if they can be found in the batch.
         max_batches: limit on the batches that are read.
         pooling_factors: mean ids per sample by table name, or a list with one mean for each feature
-            of the table; 1 for tables that are missing.
+            of the table; for other tables, those of the constraints, or 1. Not used with `data`.
         constraints: TorchRec's, by table name. Each field is kept, or refused by a ConfigError.
         cost_model: cost model of the search and of `report`. "auto" is the sharder's own, or else
             the one of this hardware as a run finds it; None for none.
         calibrate: seconds in which `collective_plan` measures this hardware, once, if the plan
-            depends on costs and nothing was measured here; 20 suffice. None measures nothing.
+            depends on costs and nothing was measured here; 20 are enough. None measures nothing.
         plan: plan.json of an earlier plan, which is used instead of a new one.
         output_dir: folder for plan.json and task.json; None writes neither.
         options: keys of the sharder's yaml, such as `time_budget_s=5`, for one that is named.
+
+    Raises:
+        ConfigError: an argument cannot be used, or two contradict each other.
     """
 
     def __init__(

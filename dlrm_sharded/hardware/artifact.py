@@ -136,9 +136,9 @@ def find_artifact(
     """Return the path of the artifact that fits best.
 
     That is one of the same hardware, else one with the same fingerprint, else the one of the same
-    type of device whose probe is the closest, else any. Among those of the same hardware, those
-    whose exchanges were probed between as many ranks come first. Older files, which have no probe,
-    come last; among them, those with the name of the hardware come first.
+    type of device whose probe is the closest, else any. Of several artifacts of the same hardware,
+    those whose exchanges were probed between as many ranks come first. Older files, which have no
+    probe, come last; among them, those with the name of the hardware come first.
 
     Args:
         hardware: what the ranks compute on; None for any of the device type.

@@ -20,8 +20,8 @@ class RunContext:
         ranks_per_host: ranks that share a host's cores and links; None if it is not known.
         fbgemm: version of FBGEMM that looks up rows; None if it is not known.
         calibrated: folder with artifacts that were made here, such as `calibration`, in which
-            commands look; None for those of the package alone.
-        started: folder with what this start measured of the hardware, if it is not in the cache.
+            commands look; None for the package alone.
+        started: folder with what this job has measured of the hardware, if it is not in the cache.
     """
 
     device: str = "cpu"

@@ -26,7 +26,7 @@ class CpuFingerprint:
     Args:
         architecture: as in `uname -m`.
         vendor, family, model: as in /proc/cpuinfo; on Arm the implementer, architecture and part.
-        instruction_sets: those of `cpu.INSTRUCTION_SETS` that the CPU has, sorted.
+        instruction_sets: the `cpu.INSTRUCTION_SETS` that the CPU has, sorted.
         torch_capability: best instruction set that torch's own kernels use.
         switches: environment variables of `cpu.SWITCHES` that are set, as NAME=value.
         l1_kib, l2_kib, l3_kib: size of one data cache of each level.

@@ -35,12 +35,12 @@ GATHERS = ("gather_gb_per_s", "cached_gather_gb_per_s")
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The outcome of a comparison of a run's hardware with that of an artifact.
+    """The outcome of a comparison of a run's hardware with an artifact's.
 
     Args:
         reasons: sentences that say what differs ("here" is the run); empty if nothing does.
         has_same_fingerprint: whether only the probes differ, or one is missing.
-        speeds: figures of the run's probe over those of the artifact's, by name; empty without
+        speeds: ratios of the run's probe to the artifact's, by name of the figure; empty without
             two probes of one type of device.
     """
 
@@ -60,7 +60,7 @@ class Match:
 
     @property
     def compute_factor(self) -> float:
-        """Time of lookups here over that of the artifact's hardware; 1 if it is not known.
+        """Time of lookups here over their time on the artifact's hardware; 1 if it is not known.
 
         Lookups read rows partly from memory and partly from caches, hence the geometric mean.
         """
@@ -74,7 +74,7 @@ class Match:
 
 
 def compare(ours: Hardware | None, theirs: Hardware) -> Match:
-    """Compare the hardware of a run, if it is known, with that of an artifact.
+    """Compare the hardware of a run, if it is known, with an artifact's.
 
     Fields that one side does not know are ignored. Hardware without a fingerprint or without a
     probe is never the same.

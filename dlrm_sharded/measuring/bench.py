@@ -35,7 +35,7 @@ from dlrm_sharded.plans.table_optimizers import memory_of
 from dlrm_sharded.plans.tables import Table, tables_by_feature
 
 ARENA_SLACK = 1.25
-"""Memory of the arena relative to that of weights and element-wise state. Row-wise Adagrad adds one
+"""Memory of the arena relative to weights and element-wise state. Row-wise Adagrad adds one
 number per row, which is a quarter of the narrowest table."""
 
 ARENA_ALIGNMENT = 16

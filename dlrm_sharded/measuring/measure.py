@@ -108,7 +108,20 @@ def measure(
     group: dist.ProcessGroup | None = None,
     replica_optimizer: Optimizer | None = None,
 ) -> MeasuredCost:
-    """Time a model's only module of tables, see `measure_modules`."""
+    """Time the four stages and the redistribution of ids on a model's only module of tables.
+
+    All ranks of the group call it together. Weights and optimizer state do not change, except for
+    the moments of Adam, see `measure_modules`.
+
+    Args:
+        embeddings: the sharded module.
+        batches: this rank's ids, on the module's device; used in turn.
+        group: ranks that share the module; None for all ranks of the job.
+        replica_optimizer: updates the module's replicas; None if it has none.
+
+    Raises:
+        ValueError: there are replicas, but no optimizer for them.
+    """
     return measure_modules(
         [MeasuredModule(embeddings, batches, replica_optimizer)], config, group=group
     )
@@ -193,7 +206,7 @@ def _time_once(
 
 
 def vectors_of(output: KeyedTensor | Mapping[str, JaggedTensor]) -> list[Tensor]:
-    """Return the vectors that a module gives: pooled ones, or those of each feature's ids."""
+    """Return the vectors that a module outputs: pooled ones, or one for each id of a feature."""
     if isinstance(output, KeyedTensor):
         return [output.values()]
     return [sequence.values() for sequence in output.values()]

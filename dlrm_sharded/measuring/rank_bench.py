@@ -160,7 +160,7 @@ class RankBench:
         """Measure shards that share a rank, with their launch times and spread.
 
         Each shard becomes a table with the ids that reach it. A block of rows keeps the row-wise
-        lookup that it has in a job of several ranks. Exchanges are those of a rank with itself.
+        lookup that it has in a job of several ranks. The rank exchanges only with itself.
         """
         pieces = [
             dataclasses.replace(

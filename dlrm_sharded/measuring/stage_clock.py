@@ -33,7 +33,7 @@ class Iteration:
     is_exposed: dict[str, bool] = field(default_factory=dict)
 
     def add(self, name: str, time_ms: float) -> None:
-        """Add a time to that of a stage."""
+        """Add a time to the time of a stage."""
         self.times_ms[name] = self.times_ms.get(name, 0.0) + time_ms
 
     def add_launched(self, name: str, launched: Launched) -> None:
@@ -69,7 +69,7 @@ class StageClock:
 
         Args:
             waits: whether the host waits for the device within the stage, so that it cannot be
-                launched beforehand; its time contains that of the host.
+                launched beforehand; its time contains host time.
         """
         dist.barrier(self._group)
         if self._on_cuda and not waits:

@@ -29,7 +29,7 @@ PLAN_KEYS = {
     *("lower_bound_ms", "gap", "caveat", "prices", "profiles", "predicted"),
     "made_from",
 }
-"""Keys of plan.json: those of a plan, and those that a report adds."""
+"""Keys of plan.json: the keys of a plan, and the keys that a report adds."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -46,7 +46,7 @@ class Table:
             of a sequence (TorchRec's `EmbeddingCollection`) are not.
         module: path, in the model, of the module that has the table. Tables of one module share
             lookups and exchanges; each module launches its own.
-        layouts: those of `LAYOUTS` that sharders may choose besides the whole table; all of them,
+        layouts: the `LAYOUTS` that sharders may choose besides the whole table; all of them,
             unless a model's module trains fewer. A task.json does not have them.
         features: names of the features that look up the table, `num_features` of them; () if they
             have no names, or if the only one is named like the table. A task.json does not have

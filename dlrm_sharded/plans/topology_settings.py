@@ -60,7 +60,7 @@ class TopologySettings:
         Args:
             available_bytes: memory of a rank, of which tables get `memory_fraction`; None if it is
                 not known.
-            further: fields of `Topology` that no config states, such as those of an optimizer.
+            further: fields of `Topology` that no config states, such as an optimizer's.
 
         Raises:
             ConfigError: the memory is not known, or `reserved_gib` leaves none for tables.

@@ -8,6 +8,6 @@ Glossary:
     actor      a policy in the course of a batch of episodes
     pool       the tables that training tasks are drawn from
     round      one iteration of a training: measure plans, fit the cost network, improve the policy
-    costs      those of the run's cost model, which a policy reads on other hardware than its own
+    costs      predictions of the run's cost model, which a policy reads on other hardware
     overflow   a table was placed where it does not fit, because it fits nowhere
 """

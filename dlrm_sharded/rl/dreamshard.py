@@ -256,7 +256,7 @@ class DreamShardTraining(TrainingMethod[DreamShard]):
 
 
 def advantages(to_come: Tensor) -> Tensor:
-    """Return [G, N, T], the advantage of each step's rank over those of the task's other episodes.
+    """Return [G, N, T], the advantage of each step's rank over the task's other episodes.
 
     The baseline is the mean cost to come over the task's episodes, and the unit is their spread.
     Before the first step nothing is placed, so its cost to come is that of the whole plan.

@@ -1,10 +1,10 @@
 """Costs of ranks by a run's cost model, for policies that were trained on other hardware.
 
-A policy reads costs that its cost network predicts for the hardware of its training. Costs of other
-hardware take their place: those of an additive cost model, under which every table adds a vector to
-its rank, as it does under the network. Costs that no placement of whole tables changes are left
-out, as are constants of the networks: launches, latencies, and what all ranks pay for a byte of any
-rank.
+A policy reads costs that its cost network predicts for the hardware of its training. On other
+hardware, the costs of an additive cost model take their place, under which every table adds a
+vector to its rank, as it does under the network. Costs that no placement of whole tables changes
+are left out, as are constants of the networks: launches, latencies, and what all ranks pay for a
+byte of any rank.
 
 Letters: E episodes, T tables, K numbers of a table.
 """

@@ -70,7 +70,7 @@ class Constraints:
                 seen.add(name)
 
     def check(self, task: ShardingTask) -> None:
-        """Raise ConfigError if the task lacks a table or rank, or if constraints contradict."""
+        """Raise ConfigError if the task lacks a table or rank, or if two constraints conflict."""
         names = {table.name for table in task.tables}
         mentioned = {
             "pin": list(self.pin),

@@ -85,7 +85,7 @@ def walk(
     """Return the best state on a walk: a descent, then rebuilds of parts, each with a descent.
 
     Args:
-        problem: the problem under whose costs to walk; that of the start by default.
+        problem: the problem under whose costs to walk; the start's by default.
         splits: whether units may be cut into more pieces than they are in.
     """
     state = start.copy_for(problem or start.problem)

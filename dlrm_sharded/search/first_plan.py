@@ -146,10 +146,10 @@ def _place_in_parts(state: State, placer: GreedyPlacer, unit: int, width: int) -
 
 
 def _place_row_blocks(problem: Problem, placer: GreedyPlacer, cuts: Sequence[UnitCut]) -> bool:
-    """Place all row blocks, on larger groups than those of the cut if they fit none of these.
+    """Place all row blocks, on larger groups than the cut says if they fit none of those.
 
-    They need memory on all ranks of a group, so they come before anything else, those of the
-    largest groups first.
+    They need memory on all ranks of a group, so they come before anything else, the largest groups
+    first.
     """
     in_blocks = [
         (unit, problem.blocks[cut.kind]) for unit, cut in enumerate(cuts) if cut.kind is not None
@@ -173,7 +173,7 @@ def _larger_kinds(problem: Problem, blocks: Blocks, unit: int) -> list[Blocks]:
 
 
 def _new_placer(state: State) -> GreedyPlacer:
-    """Return a placer that scales loads by those of a rank with an equal share of the task."""
+    """Return a placer that scales loads by the loads of a rank with an equal share of the task."""
     problem = state.problem
     mean = problem.load[problem.whole_shape].sum(axis=0) / problem.world_size
     return GreedyPlacer(state, scale=mean + 1e-12)  # a load may be zero on all ranks

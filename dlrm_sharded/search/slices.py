@@ -102,7 +102,7 @@ def _spread(steps: int, most: int, num_ranks: int) -> tuple[int, ...]:
     """Return the widths of pieces of whole slices, as many as there are slices or ranks.
 
     Args:
-        steps: those of the unit.
+        steps: steps of the unit.
         most: steps of a slice; the last one has the rest.
     """
     num_slices, rest = divmod(steps, most)

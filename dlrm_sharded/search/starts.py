@@ -149,7 +149,7 @@ def _first_plans(problem: Problem, bound_ms: float) -> Iterator[State]:
 
 
 def _start_cuts(problem: Problem, bound_ms: float) -> Iterator[Cuts]:
-    """Yield cuts of all units; those of the lowest target come first.
+    """Yield cuts of all units, for the lowest target first.
 
     An exchange costs all ranks a fixed time, which is saved when its last unit is gone. Moves of
     one unit do not see that, so the last cuts leave whole kinds of exchanges out.

@@ -68,7 +68,7 @@ class State:
         self.widths: list[dict[int, int]] = [{} for _ in range(num_units)]
         self.steps = np.zeros((num_units, world_size), dtype=np.int64)
         self.group = np.full(num_units, COLUMNS)
-        # Arrays of pieces begin with two pieces a unit, and double when that is too little.
+        # Arrays of pieces begin with two pieces per unit, and double when they are full.
         self.piece_unit = np.zeros(2 * num_units, dtype=np.int64)
         self.piece_shape = np.zeros(2 * num_units, dtype=np.int64)
         self.piece_rank = np.full(2 * num_units, FREE_SLOT)
