@@ -1,4 +1,4 @@
-"""Queries a store that may be unreachable: it would never answer, and Python would block signals.
+"""Queries a store that may be unreachable, which would block forever, without handling signals.
 
 A connection that breaks and comes back answers late. Before Python 3.14, an answer that arrives
 while the interpreter exits aborts the process: its thread can neither get the lock nor unwind
