@@ -151,7 +151,7 @@ def reason(failures: Mapping[int, ProcessFailure]) -> tuple[int, str]:
     """Return the exit code and the message line for the failure that caused the others.
 
     That is the first one, because the agent itself ends the other ranks with SIGTERM. A program
-    that exits with 2 and writes no error file could not parse its command line, and has printed why.
+    that exits with 2 and writes no error file could not parse its command line, and printed why.
     """
     rank, failure = min(
         failures.items(), key=lambda one: (one[1].exitcode == -signal.SIGTERM, one[1].timestamp)
