@@ -49,12 +49,9 @@ def fit_learned(samples: Sequence[Sample], context: RunContext, out: Path) -> tu
     fitted = fit_samples(learned_cost_model(context, warns=False), samples)
     assert context.hardware is not None
     name = context.hardware.name
+    reasons = (f"{len(samples)} plans were measured",)
     provenance = CostProvenance(
-        "calibrated",
-        name,
-        (f"{len(samples)} plans were measured",),
-        error=fitted.error,
-        rank_error=fitted.rank_error,
+        "calibrated", name, reasons, error=fitted.error, rank_error=fitted.rank_error
     )
     path = out / f"{artifact_name('prices', name)}{ARTIFACT_SUFFIX}"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,9 +6,9 @@ import contextlib
 import dataclasses
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dlrm_sharded.calibration.disturbance import is_disturbed
 from dlrm_sharded.calibration.priors import learned_cost_model
@@ -21,6 +21,9 @@ from dlrm_sharded.files.line_file import named, turn
 from dlrm_sharded.hardware.artifact import ARTIFACT_SUFFIX
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.cost_provenance import CostProvenance
+
+if TYPE_CHECKING:  # loads SciPy: half a second
+    from dlrm_sharded.calibration.sample_fit import SampleFit
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +110,7 @@ def with_samples(
     prior = learned_cost_model(context, artifact, gpu, warns=not samples)
     if not samples:
         return prior
-    from dlrm_sharded.calibration.sample_fit import fit_samples  # loads SciPy: half a second
+    from dlrm_sharded.calibration.sample_fit import fit_samples
 
     fitted = fit_samples(prior, list(samples.values()))
     if fitted.outliers:
@@ -120,38 +123,28 @@ def with_samples(
             "is" if len(texts) == 1 else "are",
             named(texts),
         )
-    left_out = {outlier.index for outlier in fitted.outliers}
-    used = [sample for i, sample in enumerate(samples.values()) if i not in left_out]
-    provenance = _provenance(prior, used, context, fitted.error, fitted.rank_error)
+    provenance = _provenance(prior, fitted, context)
     return dataclasses.replace(fitted.model, name=provenance.hardware, provenance=provenance)
 
 
-def _provenance(
-    prior: LearnedCostModel,
-    samples: Sequence[Sample],
-    context: RunContext,
-    error: float,
-    rank_error: float | None,
-) -> CostProvenance:
+def _provenance(prior: LearnedCostModel, fitted: SampleFit, context: RunContext) -> CostProvenance:
     """Return where the costs of a fit come from, and how far they are expected to be off."""
-    before = prior.provenance or CostProvenance("prior", prior.name)
+    before, samples = prior.provenance or CostProvenance("prior", prior.name), fitted.samples
+    found = dataclasses.replace(before, error=fitted.error, rank_error=fitted.rank_error)
     num_runs = sum(sample.kind == RUN for sample in samples)
-    num_plans, num_disturbed = (
-        len(samples) - num_runs,
-        sum(is_disturbed(sample.noise) for sample in samples),
-    )
-    provenance = dataclasses.replace(before, num_runs=num_runs, error=error, rank_error=rank_error)
+    num_disturbed = sum(is_disturbed(sample.noise) for sample in samples)
     reasons = [*before.reasons]
-    if num_plans and before.kind == "prior":
+    if num_runs < len(samples) and before.kind == "prior":
         name = before.hardware if context.hardware is None else context.hardware.name
-        provenance = dataclasses.replace(provenance, kind="measured", hardware=name)
-        reasons = [f"{num_plans} plans were measured"]
+        found = dataclasses.replace(found, kind="measured", hardware=name)
+        reasons = [f"{len(samples) - num_runs} plans were measured"]
     if (context.ranks_per_host or 1) > 1 and all(sample.world_size == 1 for sample in samples):
-        provenance = dataclasses.replace(provenance, error=None)
+        found = dataclasses.replace(found, error=None)
         reasons.append("exchanges were not measured")
     if num_disturbed:
         reasons.append(f"{num_disturbed} of {len(samples)} plans while other processes ran")
-    return dataclasses.replace(provenance, reasons=tuple(reasons))
+    loaded = 2 * num_disturbed > len(samples)
+    return dataclasses.replace(found, reasons=(*reasons,), num_runs=num_runs, under_load=loaded)
 
 
 def needs_measuring(model: object, context: RunContext, *, exchanges: bool) -> bool:

@@ -1,7 +1,9 @@
 """Fits a prior to all samples of some hardware, and says how far its predictions are off.
 
 `factor_fit` makes the fit. Samples that contradict the others are left out of it. The stated error
-is of critical paths of plans that a fit to the other plans had not seen.
+is of critical paths of plans that a fit to the other plans had not seen. It is at least as large as
+other work may have made it, and as that of each run among the last samples: runs mostly repeat one
+plan, so leaving this plan out shows nothing, and load lasts from one run to the next.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlrm_sharded.calibration.disturbance import reliability
-from dlrm_sharded.calibration.factor_fit import Factors, fitted_to
+from dlrm_sharded.calibration.factor_fit import MAX_LOG_FACTOR, Factors, fitted_to
 from dlrm_sharded.calibration.observed import Observed, observed_times
-from dlrm_sharded.calibration.samples import COMMUNICATION, Sample, workload_of_sample
+from dlrm_sharded.calibration.samples import COMMUNICATION, RUN, Sample, workload_of_sample
 from dlrm_sharded.cost.compute import LOOKUP_STAGES
 from dlrm_sharded.cost.features import EXTENT, extent_of
 from dlrm_sharded.cost.learned import LearnedCostModel
@@ -29,6 +31,9 @@ NUM_FOLDS = 4
 
 ERROR_OF_ONE = 0.3
 """Error of one more plan, which counts in the stated error: a few plans may agree by chance."""
+
+NUM_LAST = 3
+"""Number of the last samples of which the largest error of a run is stated at least."""
 
 LEAST_MS = 1e-6
 """Time that stands for zero where contradictions are looked for."""
@@ -72,13 +77,16 @@ class SampleFit:
     """A model that was fitted to samples.
 
     Args:
+        samples: those to which the model is fitted.
         error: expected relative error of a critical path: 0.5 is a factor of 1.5.
         rank_error: see `rank_error`, for the predictions in `left_out`.
-        outliers: samples to which the model is not fitted, and which count in no error.
+        outliers: samples to which the model is not fitted; they count in `error` only if they are
+            runs among the last samples.
         left_out: all other samples, each with its prediction by a fit that left it out.
     """
 
     model: LearnedCostModel
+    samples: Sequence[Sample]
     error: float
     rank_error: float | None
     outliers: tuple[Outlier, ...]
@@ -87,6 +95,7 @@ class SampleFit:
 
 def fit_samples(prior: LearnedCostModel, samples: Sequence[Sample]) -> SampleFit:
     """Fit a prior to at least one sample."""
+    last_runs = [sample for sample in samples[-NUM_LAST:] if sample.kind == RUN]
     observed = [observed_times(prior, sample) for sample in samples]
     factors = fitted_to(observed)
     outliers = find_outliers(observed, factors)
@@ -96,11 +105,31 @@ def fit_samples(prior: LearnedCostModel, samples: Sequence[Sample]) -> SampleFit
         samples, observed = [samples[i] for i in kept], [observed[i] for i in kept]
         factors = fitted_to(observed)
     pairs = tuple(_left_out(prior, samples, observed))
+    model = with_ranges_of(factors.applied(prior), samples)
+    error = max(
+        _error_of(pairs),
+        _error_of_load([sample.noise for sample in samples]),
+        *(critical_path_error(_predicted(model, run), run) for run in last_runs),
+    )
+    return SampleFit(model, samples, error, rank_error(pairs), outliers, pairs)
+
+
+def _error_of(pairs: Sequence[tuple[PlanCost, Sample]]) -> float:
+    """Return the mean error of left-out samples, of which those under load count less."""
     errors = [critical_path_error(cost, sample) for cost, sample in pairs]
     weights = [reliability(sample.noise) for _, sample in pairs]
-    error = float(np.average([*errors, ERROR_OF_ONE], weights=[*weights, 1.0]))
-    model = with_ranges_of(factors.applied(prior), samples)
-    return SampleFit(model, error, rank_error(pairs), outliers, pairs)
+    weights.append(max(weights, default=1.0))
+    return float(np.average([*errors, ERROR_OF_ONE], weights=weights))
+
+
+def _error_of_load(noises: Sequence[float]) -> float:
+    """Return the error that other work causes in the times of samples that count most."""
+    noise = np.average(noises, weights=[reliability(noise) for noise in noises])
+    return math.expm1(min(float(noise), MAX_LOG_FACTOR))
+
+
+def _predicted(model: LearnedCostModel, sample: Sample) -> PlanCost:
+    return model.predict_workload(workload_of_sample(sample), sample.hosts)
 
 
 def _left_out(
@@ -122,7 +151,7 @@ def _left_out(
         model = fitted_to(others).applied(prior)
         for sample, its in zip(samples, parts, strict=True):
             if its == number:
-                yield model.predict_workload(workload_of_sample(sample), sample.hosts), sample
+                yield _predicted(model, sample), sample
 
 
 def critical_path_error(predicted: PlanCost, sample: Sample) -> float:
@@ -207,15 +236,10 @@ def with_ranges_of(model: LearnedCostModel, samples: Sequence[Sample]) -> Learne
 
     Samples of communication do not count, because their tables are tiny.
     """
-    extents = np.array(
-        [
-            extent_of(workload_of_sample(sample))
-            for sample in samples
-            if sample.kind != COMMUNICATION
-        ]
-    )
-    if not len(extents):
+    workloads = [workload_of_sample(of) for of in samples if of.kind != COMMUNICATION]
+    if not workloads:
         return model
+    extents = np.array([extent_of(workload) for workload in workloads])
     lows, highs = extents[:, :, 0].min(axis=0).tolist(), extents[:, :, 1].max(axis=0).tolist()
     ranges = {
         name: (min(model.ranges[name][0], low), max(model.ranges[name][1], high))

@@ -21,6 +21,7 @@ class CostProvenance:
         error: expected error of a predicted critical path, relative to the measured one; None if
             it is not known.
         rank_error: see `cost.expected_maximum.with_expected_excess`; None if it is not known.
+        under_load: whether most of what was measured was measured while other processes ran.
     """
 
     kind: Literal["calibrated", "measured", "prior"]
@@ -29,6 +30,7 @@ class CostProvenance:
     num_runs: int = 0
     error: float | None = None
     rank_error: float | None = None
+    under_load: bool = False
 
     @property
     def short_text(self) -> str:
@@ -36,6 +38,8 @@ class CostProvenance:
         parts = [str(self.kind)]
         if self.num_runs:
             parts.append(f"corrected by {self.num_runs} run{'s' * (self.num_runs > 1)}")
+        if self.under_load:
+            parts.append("measured under load")
         if self.error is not None:
             parts.append(within_text(self.error))
         return ", ".join(parts)

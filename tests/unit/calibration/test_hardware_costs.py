@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from dlrm_sharded import ConfigError, RunContext
+from dlrm_sharded.calibration.disturbance import Disturbance
 from dlrm_sharded.calibration.hardware_costs import (
     budget_in_s,
     hardware_cost_model,
@@ -32,10 +33,15 @@ PLANS = on_other_hardware(measured_plans(12, 4, seed=5), ELSEWHERE)
 RUNS = [dataclasses.replace(plan, kind=RUN) for plan in PLANS[:12]]
 
 
-def noted(folder: Path, *samples: Sample, conditions: Conditions | None = None) -> SampleStore:
+def noted(
+    folder: Path,
+    *samples: Sample,
+    conditions: Conditions | None = None,
+    disturbance: Disturbance | None = None,
+) -> SampleStore:
     store = sample_store(HERE, str(folder))
     for sample in samples:
-        assert store.append(conditions or conditions_of(HERE), sample)
+        assert store.append(conditions or conditions_of(HERE), sample, disturbance)
     return store
 
 
@@ -66,6 +72,10 @@ def test_runs_alone_correct_a_prior(tmp_path: Path) -> None:
     found = costs(tmp_path)
     assert found.provenance.short_text.startswith("prior, corrected by 12 runs, within about")
     assert needs_measuring(found, HERE, exchanges=False)
+    noted(tmp_path, *RUNS, disturbance=Disturbance(0.5))
+    assert "24 runs, within" in costs(tmp_path).provenance.short_text, "half of them are quiet"
+    noted(tmp_path, RUNS[0], disturbance=Disturbance(0.5))
+    assert "25 runs, measured under load, within" in costs(tmp_path).provenance.short_text
 
 
 def test_without_exchanges_no_error_is_stated(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from dlrm_sharded.calibration.sample_fit import (
     fit_samples,
     rank_error,
 )
-from dlrm_sharded.calibration.samples import Sample, workload_of_sample
+from dlrm_sharded.calibration.samples import RUN, Sample, workload_of_sample
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.plans.plan_cost import PlanCost, StageCost
 from tests.unit.calibration.cases import ELSEWHERE, on_other_hardware, sample
@@ -53,6 +53,30 @@ def test_one_plan_shows_how_fast_the_hardware_is(model: LearnedCostModel) -> Non
     assert found.error == 0.3, "one plan does not show what others will be"
     twice = [PLANS[0], dataclasses.replace(PLANS[0], number=1000)]
     assert 0.05 < fit_samples(model, twice).error < 0.3, "two may agree by chance"
+
+
+@pytest.mark.parametrize(
+    ("kind", "slower", "core_wait", "least"),
+    [
+        (RUN, (1.0, 1.0, 5.0), 0.0, 3.5),  # the last one contradicts the others, and is left out
+        (RUN, (1.0, 24.0), 0.0, 3.9),  # the costs are in between
+        (RUN, (10.0, 10.0), 0.9, 8.9),  # they agree, under load
+        ("computation", (1.0, 20.0) * 4, 0.5, 3.0),
+    ],
+)
+def test_the_stated_error_is_what_was_seen(
+    model: LearnedCostModel, kind: str, slower: Sequence[float], core_wait: float, least: float
+) -> None:
+    noise = Disturbance(core_wait).noise
+    seen = [
+        dataclasses.replace(on_other_hardware([plan], factor)[0], kind=kind, noise=noise)
+        for plan, factor in zip(PLANS, slower, strict=False)
+    ]
+    if kind == RUN:
+        seen = [dataclasses.replace(run, number=0) for run in seen]  # as runs are written
+    assert fit_samples(model, seen).error > least
+    if kind == RUN:
+        assert fit_samples(model, [*seen, *PLANS[10:15]]).error < 1.0, "measured since then"
 
 
 def edited(factors: Mapping[str, float], *, rank: int | None = None) -> Callable[[Sample], Sample]:
