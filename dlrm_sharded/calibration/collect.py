@@ -105,10 +105,10 @@ def collect(
             with all_or_none():
                 if measured is not None and rank.is_zero:
                     note(*measured)
-            spent = on_rank_zero(lambda: (time.perf_counter() - started_s) / budget_s)
+            spent = on_rank_zero(lambda: min(1.0, (time.perf_counter() - started_s) / budget_s))
             text = f"{spent * budget_s:.0f} of {budget_s:.0f} s, {number - first + 1} plans"
             bar.set_postfix_str(text, refresh=False)
-            bar.update(min(spent, 1.0) - bar.n)
+            bar.update(spent - bar.n)
             if spent > MEASURING_SHARE:
                 break
     found = watch.conclude()

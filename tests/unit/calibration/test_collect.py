@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -149,7 +150,9 @@ def machine(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(rank, monkeypatch)
 
 
-def test_measures_new_plans_until_the_time_is_over(machine: Machine) -> None:
+def test_measures_new_plans_until_the_time_is_over(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     samples, loads, other_work = machine.collect()
     assert [sample.number for sample in samples] == list(range(10))
     assert {sample.kind for sample in samples} == {"computation"}
@@ -161,7 +164,10 @@ def test_measures_new_plans_until_the_time_is_over(machine: Machine) -> None:
     assert [sample.number for sample in more] == list(range(10, 20))
     assert not {sample.shards for sample in more} & {sample.shards for sample in samples}
     assert machine.collect(seed=1)[0] != samples
+    show = Mock()
+    monkeypatch.setattr(module.ProgressBar, "set_postfix_str", show)
     assert len(machine.collect(budget_s=0.01)[0]) == 1
+    show.assert_called_once_with("0 of 0 s, 1 plans", refresh=False)
 
 
 def test_other_work_is_noted_and_said(machine: Machine) -> None:
