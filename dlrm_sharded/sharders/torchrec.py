@@ -126,9 +126,15 @@ class TorchRecSharder:
     def _shard(self, task: ShardingTask, search: TimedSearch) -> ShardingPlan:
         bags = _RowWiseOnCpus() if self.full else EmbeddingBagCollectionSharder()
         sharders: list[Any] = [bags, EmbeddingCollectionSharder()]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about TorchRec's own defaults
-            torchrec_plan = self._planner(task, search).plan(_model(task.tables), sharders)
+        logger = logging.getLogger("torchrec")  # which has thousands of lines of INFO
+        level = logger.level
+        logger.setLevel(level or logging.ERROR)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about TorchRec's own defaults
+                torchrec_plan = self._planner(task, search).plan(_model(task.tables), sharders)
+        finally:
+            logger.setLevel(level)
         module_plan: dict[str, ParameterSharding] = {}
         for parameters in torchrec_plan.plan.values():
             module_plan |= cast(dict[str, ParameterSharding], parameters)
@@ -236,11 +242,9 @@ def _torchrec_topology(topology: Topology, memory: str) -> TorchRecTopology:
         memory: "hbm" or "ddr", the kind as which the memory of ranks counts; TorchRec's dynamic
             programming and its balancing of memory support only "hbm".
     """
-    known: dict[str, Any] = {}
-    if topology.intra_host_bytes_per_s is not None:
-        known["intra_host_bw"] = topology.intra_host_bytes_per_s / 1e3
-    if topology.inter_host_bytes_per_s is not None:
-        known["inter_host_bw"] = topology.inter_host_bytes_per_s / 1e3
+    within, between = topology.intra_host_bytes_per_s, topology.inter_host_bytes_per_s
+    stated = {"intra_host_bw": within, "inter_host_bw": between}
+    known: dict[str, Any] = {key: of / 1e3 for key, of in stated.items() if of is not None}
     torchrec_topology = TorchRecTopology(
         world_size=topology.world_size,
         local_world_size=topology.ranks_per_host,
