@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
+from dlrm_sharded.explain.text import forecast
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_report import PlanReport, plan_json
@@ -60,19 +61,9 @@ class ModelReport:
         text = " on ".join(f"{n} {noun}{'s' if n > 1 else ''}" for noun, n in counts.items())
         if replicated := len(self.plan.replicated_tables):
             text += f", {replicated} of them replicated (the dense optimizer has to train them)"
-        text = f"{self.details.made_by}: {text}{self._costs()}"
+        text = f"{self.details.made_by}: {text}"
+        if self.critical_path_ms is None:
+            text += "; without cost_model, their cost is not predicted"
+        else:
+            text += f", {forecast(self.details)}; critical path {self.critical_path_ms:.2f} ms"
         return f"{text}; the plan is {self.files[0]}" if self.files else text
-
-    def _costs(self) -> str:
-        details = self.details
-        if details.cost is None:
-            return "; without cost_model, their cost is not predicted"
-        text = f", predicted cost {details.cost.cost_ms:.2f} ms"
-        if details.provenance is not None:
-            text += f" ({details.provenance.short_text})"
-        if details.caveat is not None:
-            text += " (see the caveat)"
-        elif details.gap is not None:
-            gap, bound_ms = 100 * details.gap, details.lower_bound_ms
-            text += f", at most {gap:z.1f} % above the lower bound of {bound_ms:.2f} ms"
-        return f"{text}; critical path {details.cost.critical_path_ms:.2f} ms"

@@ -28,6 +28,11 @@ PLANNED_TYPES = frozenset({*WHOLE_TYPES, *ROW_TYPES, REPLICAS})
 
 OBEY_LAYOUTS = "use a sharder that reads `Table.layouts` (sharder=search)"
 
+OBEY_REPLICAS = (
+    "plan without replicas (sharder.replicate=never, or sharder=torchrec without full=true), or "
+    "constrain the table to data_parallel and give it a dense optimizer"
+)
+
 MEANS_IN_ROW_BLOCKS = (
     "TorchRec divides the vectors of all tables of a module by the numbers of ids if a table that "
     "pools by the mean lies in row blocks: constrain all tables of its module to row_wise, or give "
@@ -119,7 +124,7 @@ class ModuleTables:
                 return possible
         raise InvalidPlanError(
             f"table {table.name!r} of {self.title} is planned {types[0]}; {only(allowed)}: "
-            f"{OBEY_LAYOUTS}"
+            f"{OBEY_REPLICAS if layout == 'replicas' else OBEY_LAYOUTS}"
         )
 
     def _check_means(self, types: Mapping[str, str]) -> None:

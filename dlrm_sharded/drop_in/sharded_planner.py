@@ -118,12 +118,17 @@ class ShardedPlanner(TorchRecPlanner):
         if calibrate is not None:
             check_number("calibrate", calibrate, above=True, most=MAX_S)
         if options and (plan is not None or not isinstance(sharder, str)):
-            raise ConfigError(
-                f"ShardedPlanner has no argument {min(options)!r}; options of a sharder need its "
-                "name as sharder"
-            )
+            what = "sharder is an object" if plan is None else "plan is given"
+            raise ConfigError(f"{what}, so {min(options)!r} has no effect; leave one of them out")
         if isinstance(plan, TorchRecPlan):
             raise ConfigError("plan is a plan of TorchRec; give the path of a plan.json")
+        if not isinstance(topology, Topology | None):
+            name = type(topology).__name__
+            raise ConfigError(f"topology is of type {name}; give a dlrm_sharded.Topology")
+        for key, given in (("pooling_factors", pooling_factors), ("constraints", constraints)):
+            if not isinstance(given, Mapping | None):
+                name = type(given).__name__
+                raise ConfigError(f"{key} is of type {name}; give a dict by table name")
         self.sharder = sharder if plan is None else PlanFileSharder(plan)
         context = getattr(self.sharder, "context", None)
         self._sharders_model: CostModel | None = getattr(context, "cost_model", None)
