@@ -47,7 +47,7 @@ class ExportedModel:
         tables: the tables in the model's order.
         weights: weights of each table, [rows, columns], by name.
         layers: all layers except the tables, under their names in a `Dlrm`.
-        encoder: encoder of the training columns; None if the training data had no schema.
+        encoder: encoder of the training columns; None if it was not exported.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class ExportedModel:
         """
         if self._encoder is None:
             raise DataError(
-                f"the export has no {ENCODER_FOLDER}, because its data had no schema; give "
-                "dense features and table rows to `predict`"
+                f"the export has no {ENCODER_FOLDER}; give dense features and table rows to "
+                "`predict`"
             )
         rows, schema = pl.DataFrame(columns), self._encoder.schema
         if missing := [c for c in (*schema.dense, *schema.categorical) if c not in rows.columns]:

@@ -64,15 +64,16 @@ def export(manifest: Manifest, out: Path, *, blocks_dir: str | None = None) -> E
     The folder has one file with the dense weights under their names in the model, one file for each
     table, whose tensor is called `tables.<table>.weight`, and an index in the format that Hugging
     Face uses for models of several files. Names of tables are never part of a path. `load_exported`
-    also needs model.json and, if the data had a schema, the encoder's folder. If one of these two
-    cannot be written, a warning is logged.
+    also needs model.json and, if the data had a schema, the encoder's folder. If model.json cannot be
+    written, a warning is logged.
 
     Args:
-        blocks_dir: folder of the run's converted data, if it has moved.
+        blocks_dir: folder of the run's converted data, if it has moved; "none" to export without
+            the encoder.
 
     Raises:
         CheckpointError: a part cannot be read.
-        DataError: the folder exists already, or cannot be written.
+        DataError: the folder exists already, or cannot be written, or the encoder is missing.
     """
     if out.exists() or out.is_symlink():
         raise DataError(f"{out} exists already; give another folder, or remove it")
@@ -92,6 +93,7 @@ def export(manifest: Manifest, out: Path, *, blocks_dir: str | None = None) -> E
 
 
 def _write(manifest: Manifest, folder: Path, blocks_dir: str | None) -> Export:
+    encoder = None if blocks_dir == "none" else trained_encoder(manifest, blocks_dir)
     # Dense weights get the model's names; state of optimizers and ranks is left out.
     dense = {
         name: name.removeprefix("dense.") for name in manifest.tensors if name.startswith("dense.")
@@ -113,7 +115,7 @@ def _write(manifest: Manifest, folder: Path, blocks_dir: str | None) -> Export:
     try:
         form = _model_form(manifest.state, weight_map)
         write_durably(folder / MODEL_FILE, [(json.dumps(asdict(form), indent=1) + "\n").encode()])
-        _copy_encoder(trained_encoder(manifest, blocks_dir), folder / ENCODER_FOLDER)
+        _copy_encoder(encoder, folder / ENCODER_FOLDER)
     except DataError as error:
         log.warning("the weights are exported, but the export cannot score samples: %s", error)
     sync_folder(folder)

@@ -9,7 +9,8 @@ usable one. The folder `out` gets dense.safetensors, a safetensors file for each
 model.safetensors.index.json, whose `weight_map` names the file of each tensor. Large tables need
 little memory, because they are copied a block of rows at a time. With model.json, and the folder
 encoder if the data had a schema, `dlrm_sharded.load_exported` scores samples.
-data.blocks_dir=FOLDER names the converted training data if it has moved.
+data.blocks_dir=FOLDER names the converted training data if it has moved; data.blocks_dir=none
+exports without the encoder.
 """
 
 from __future__ import annotations
