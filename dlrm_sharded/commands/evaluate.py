@@ -21,6 +21,7 @@ Until the command is done, it keeps its work in a folder beside the scores: `<sc
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import sys
@@ -42,6 +43,7 @@ from dlrm_sharded.datasets.held_out import HeldOutDataset, has_label
 from dlrm_sharded.datasets.source_files import find_files
 from dlrm_sharded.files.errors import ConfigError, check_count, check_path
 from dlrm_sharded.files.json_files import check_file_to_write, write_json
+from dlrm_sharded.files.line_file import holder, turn
 from dlrm_sharded.files.remote_files import location
 from dlrm_sharded.job.evaluation import Scoring, metrics_json
 from dlrm_sharded.job.settings import JobSettings
@@ -59,17 +61,17 @@ def main() -> int:
         names, keys = read_words(__doc__, KEYS, names="a run's folder or a checkpoint")
         if len(names) > 1 or "data.files" not in keys:
             raise ConfigError("give one run or checkpoint, and data.files, the rows to evaluate")
-        with process_group() as rank:
+        with process_group() as rank, contextlib.ExitStack() as stack:
             logging.basicConfig(format="%(message)s", level=logging.ERROR, force=True)
             logging.getLogger("torch").setLevel(logging.ERROR)
             if rank.is_zero:
                 for package in ("checkpoint", "datasets", "job"):
                     logging.getLogger(f"dlrm_sharded.{package}").setLevel(logging.INFO)
-            _evaluate(names[0], keys, rank)
+            _evaluate(names[0], keys, rank, stack)
     return 0
 
 
-def _evaluate(name: str, keys: dict[str, Any], rank: Rank) -> None:
+def _evaluate(name: str, keys: dict[str, Any], rank: Rank, stack: contextlib.ExitStack) -> None:
     scores, out = keys.get("scores"), keys.get("out", "metrics.json")
     with all_or_none():
         for key, path in (("out", out), ("scores", scores)):
@@ -81,6 +83,12 @@ def _evaluate(name: str, keys: dict[str, Any], rank: Rank) -> None:
             raise ConfigError(
                 "out, scores and data.files name the same file; give each a file of its own"
             )
+        if rank.is_zero:
+            lock = Path(f"{scores or out}.lock")
+            if not stack.enter_context(turn(lock, doing="writes the file", limit_s=0.0)):
+                text = f"{holder(lock)} writes {scores or out}; wait for its end, or name another"
+                raise ConfigError(text)
+            stack.callback(lock.unlink, missing_ok=True)
     manifest = on_rank_zero(lambda: best_checkpoint(location("the run", name)))
     folder = Path(f"{scores or out}.partial")
     with all_or_none():

@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 import torch
 import yaml
+from filelock import FileLock
 from torch import tensor
 from torchmetrics.functional.classification import binary_auroc
 
@@ -240,6 +241,15 @@ def test_says_what_cannot_be_evaluated(trained: Path, words: tuple[str, ...], re
     assert reason in done.stderr
     assert "Traceback" not in done.stderr
     assert not list(trained.glob("*.partial"))
+
+
+def test_a_file_that_another_command_writes_is_refused(trained: Path) -> None:
+    words = ("data.files=held_out-0.parquet", "scores=twice.parquet")
+    with FileLock(trained / "twice.parquet.lock"):
+        done = evaluate(trained, *words, exit_code=2)
+    assert "writes twice.parquet; wait for its end, or name another" in done.stderr
+    evaluate(trained, *words)
+    assert not (trained / "twice.parquet.lock").exists()
 
 
 def test_blocks_of_other_rows_are_refused(trained: Path, tmp_path: Path) -> None:
