@@ -135,11 +135,12 @@ def cost_task(model: CostModel | None, task: ShardingTask) -> CostedTask | None:
 
     The planner, the sharder and the report of a plan get the same value.
     """
-    return _costed(model, task) if is_additive(model) else None
+    return cost_additive(model, task) if is_additive(model) else None
 
 
 @functools.lru_cache(maxsize=8)
-def _costed(model: AdditiveCostModel, task: ShardingTask) -> CostedTask:
+def cost_additive(model: AdditiveCostModel, task: ShardingTask) -> CostedTask:
+    """Return what `cost_task` returns for a model that is additive."""
     return model.cost_task(task)
 
 

@@ -187,19 +187,13 @@ class RankBench:
         return self._bench.measure(pieces, plan, batches)
 
 
-def _median_stages(costs: Sequence[StageCost]) -> dict[str, float]:
-    """Return the median time of every stage of computation."""
-    return {
-        stage: statistics.median(cost.stage_ms(stage) for cost in costs) for stage in COMPUTE_STAGES
-    }
-
-
 def with_measured(predicted: PlanCost, rounds: Sequence[Sequence[StageCost]]) -> PlanCost:
     """Return a predicted cost with measured computation, the median of each rank's rounds."""
-    by_rank = [_median_stages(costs) for costs in rounds]
-    return predicted.with_stages(
-        {stage: [medians[stage] for medians in by_rank] for stage in COMPUTE_STAGES}
-    )
+
+    def medians_ms(stage: str) -> list[float]:
+        return [statistics.median(cost.stage_ms(stage) for cost in costs) for costs in rounds]
+
+    return predicted.with_stages({stage: medians_ms(stage) for stage in COMPUTE_STAGES})
 
 
 def _layout_alone(shard: Shard, ids: TableIds) -> Layout:

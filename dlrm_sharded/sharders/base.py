@@ -7,14 +7,7 @@ import functools
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dlrm_sharded.cost.base import (
-    AdditiveCostModel,
-    CostedTask,
-    CostModel,
-    WithCosts,
-    cost_task,
-    is_additive,
-)
+from dlrm_sharded.cost.base import CostModel, WithCosts, cost_additive, is_additive
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.plan import ShardingPlan, with_exchanges_of
@@ -71,7 +64,7 @@ class SharderContext:
                 f"sharder={sharder} needs a cost model with a method `cost_task`; choose "
                 "cost_model=learned, or sharder=neuroshard for cost_model=neuroshard"
             )
-        return functools.partial(_costed, self.cost_model)
+        return functools.partial(cost_additive, self.cost_model)
 
     def predict(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
         """Predict a plan, with exchanges in the task's precision unless the plan sets its own.
@@ -82,12 +75,6 @@ class SharderContext:
         if self.cost_model is None:
             raise ConfigError("cost_model is none, and the sharder predicts costs; choose another")
         return self.cost_model.predict(with_exchanges_of(plan, task), task)
-
-
-def _costed(model: AdditiveCostModel, task: ShardingTask) -> CostedTask:
-    costed = cost_task(model, task)
-    assert costed is not None, "the model is additive"
-    return costed
 
 
 def in_stated_precision(sharder: Sharder, task: ShardingTask) -> ShardingTask:
