@@ -64,8 +64,8 @@ def export(manifest: Manifest, out: Path, *, blocks_dir: str | None = None) -> E
     The folder has one file with the dense weights under their names in the model, one file for each
     table, whose tensor is called `tables.<table>.weight`, and an index in the format that Hugging
     Face uses for models of several files. Names of tables are never part of a path. `load_exported`
-    also needs model.json and, if the data had a schema, the encoder's folder. If model.json cannot be
-    written, a warning is logged.
+    also needs model.json and, if the data had a schema, the encoder's folder. If model.json cannot
+    be written, a warning is logged.
 
     Args:
         blocks_dir: folder of the run's converted data, if it has moved; "none" to export without
