@@ -1,7 +1,7 @@
 """The schema of a user's files: which columns are the label, dense features, or ids of a table.
 
     label: clicked
-    key: [session]                    # columns that scores repeat
+    key: [session]                    # columns copied to scores
     dense:
       amount: {log: true, standardize: true}
       age: {fill: 30, clip: [0, 100]}

@@ -27,7 +27,7 @@ EXCHANGE_BOUNDS = {EXCHANGE: 1.9, LATENCY: 2.5}
 Ten exchanges of 4 ranks there, under a load of 5 to 6, differed by 1.7 and 2.3 at most.
 """
 
-UNNAMED = "the hardware is not named; hardware=here is this machine"
+UNNAMED = "the hardware is not named; hardware=here names this machine"
 """Says why costs for unknown ranks are a prior."""
 
 GATHERS = ("gather_gb_per_s", "cached_gather_gb_per_s")

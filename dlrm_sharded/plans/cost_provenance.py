@@ -48,7 +48,7 @@ class CostProvenance:
     def text(self) -> str:
         """One line with the hardware and the reasons."""
         why = f": {'; '.join(self.reasons)}" if self.reasons else ""
-        return f"{self.short_text} (costs of {self.hardware}{why})"
+        return f"{self.short_text} (costs of {self.hardware}){why}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the form in plan.json."""

@@ -12,7 +12,7 @@ def test_a_prior_says_why_it_is_one_and_what_corrected_it() -> None:
     provenance = CostProvenance("prior", "cpu: x", reasons, num_runs=1)
     assert provenance.short_text == "prior, corrected by 1 run"
     assert provenance.text == (
-        "prior, corrected by 1 run (costs of cpu: x: no AVX-512 here; random gather 0.4 of there)"
+        "prior, corrected by 1 run (costs of cpu: x): no AVX-512 here; random gather 0.4 of there"
     )
     fields = {"kind": "prior", "hardware": "cpu: x", "reasons": list(reasons)}
     unknown = {"error": None, "rank_error": None, "under_load": False}
