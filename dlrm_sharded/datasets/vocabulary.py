@@ -33,7 +33,7 @@ RANGE_PAIRS = 1 << 22
 """Number of counts that are summed at once when a vocabulary is made."""
 
 _MAX_PREFIX_BITS = 24
-_COUNTED = {"key": pl.UInt64, "count": pl.UInt32}
+_COUNTED = {"key": pl.UInt64, "count": pl.UInt64}
 
 
 class KeyCounts:
@@ -78,7 +78,7 @@ class KeyCounts:
     def _merge(self, table: int) -> None:
         if self._num_waiting[table]:
             keys = pl.DataFrame({"key": np.concatenate(self._waiting[table])})
-            new = keys.group_by("key").agg(pl.len().cast(pl.UInt32).alias("count"))
+            new = keys.group_by("key").agg(pl.len().cast(pl.UInt64).alias("count"))
             counts = pl.concat([self._counted[table], new])
             self._counted[table] = counts.group_by("key").agg(pl.sum("count"))
             self._waiting[table], self._num_waiting[table] = [], 0

@@ -88,3 +88,15 @@ def test_the_rarest_keys_go_if_the_table_would_be_too_large(
 def test_without_any_key_all_are_rare(tmp_path: Path) -> None:
     write_vocabulary(tmp_path / "v.npy", [], 0, table())
     assert Vocabulary(tmp_path / "v.npy").rows(np.array([0, 5], np.uint64)).tolist() == [0, 1]
+
+
+def test_a_key_may_occur_more_than_2_32_times(tmp_path: Path) -> None:
+    counter = KeyCounts(tmp_path, "counts", 1)
+    counter.add(0, np.array([7], dtype=np.uint64))
+    counter.spill()
+    (file,) = tmp_path.glob("counts-*")
+    counted = pl.read_parquet(file)
+    often = counted.with_columns(pl.lit(3 * 10**9, counted.schema["count"]).alias("count"))
+    often.write_parquet(file)
+    write_vocabulary(tmp_path / "v.npy", [file, file], 0, table(min_count=5 * 10**9))
+    assert Vocabulary(tmp_path / "v.npy").num_embeddings == 3
