@@ -18,6 +18,7 @@ from dlrm_sharded.plans.layouts import REPLICA_GROUP
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import INPUT_DIST, STAGES, PlanCost
 from dlrm_sharded.plans.tables import (
+    HISTOGRAM_SLACK,
     MAX_COLUMNS,
     MAX_FEATURES,
     MAX_POOLING_FACTOR,
@@ -45,9 +46,6 @@ MAX_COUNT = 2**62
 
 MAX_NOISE = 100.0
 """Limit of a time's noise, at which nothing is known about the time."""
-
-HISTOGRAM_SLACK = 0.01
-"""How far the sum of a reuse histogram may be from 1, because its shares are rounded."""
 
 
 @dataclass(frozen=True, slots=True)

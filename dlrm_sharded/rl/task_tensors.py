@@ -128,7 +128,7 @@ def table_tensors(tables: Sequence[Table], batch_size: int) -> tuple[Tensor, Ten
         [
             workload.num_ids,
             workload.num_ids * num_cols,
-            batch_size * num_cols,
+            workload.num_vectors * num_cols,
             workload.num_unique * np.ceil(num_cols / LINE_COLUMNS),
         ]
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 
 from dlrm_sharded.plans.layouts import (
@@ -96,15 +97,16 @@ def moved_bytes(task: ShardingTask, before: Sequence[Shard], after: Sequence[Sha
 
     A replica's gradients do not count, because they are not sent.
     """
-    topology, moved = task.topology, 0
+    moved = 0
     for shard in after:
-        moved += topology.shard_bytes(shard.table, shard.num_rows, shard.num_cols)
+        size = functools.partial(task.topology.shard_bytes, shard.table, precision=shard.precision)
+        moved += size(shard.num_rows, shard.num_cols)
         for old in before:
             rows = min(shard.rows[1], old.rows[1]) - max(shard.rows[0], old.rows[0])
             cols = min(shard.cols[1], old.cols[1]) - max(shard.cols[0], old.cols[0])
             # What overlaps the old shard on the same rank stays.
             if shard.rank == old.rank and rows > 0 and cols > 0:
-                moved -= topology.shard_bytes(shard.table, rows, cols, precision=shard.precision)
+                moved -= size(rows, cols)
     return max(moved, 0)
 
 

@@ -44,7 +44,10 @@ class Costs(Protocol):
         """Return [K], computation in both directions of ranks with sums of vectors [K, V]."""
 
     def exchanges_ms(self, num_cols: Floats, num_shards: Floats) -> Iterator[Floats]:
-        """Yield [N, W], exchanges of ranks with columns and shards, each [N, W]."""
+        """Yield [N, W], exchanges of ranks with columns and shards, each [N, W].
+
+        Columns count once for each vector of a sample.
+        """
 
 
 class AdditiveCosts:
@@ -140,6 +143,8 @@ class GreedyGrid:
         task = costs.task
         self._costs = costs
         self._shapes = shapes
+        vectors = np.array([table.vectors_per_sample for table in task.tables])
+        self._sent_cols = shapes.num_cols * vectors[shapes.table]
         total = sum(table.embedding_dim for table in task.tables)
         self._max_cols = limits * (total / task.topology.world_size)
         self._max_shard_cols = task.topology.max_shard_columns
@@ -165,7 +170,7 @@ class GreedyGrid:
         by_rank = (*runs, len(self._max_bytes))
         sums = np.zeros((*by_rank, shapes.vectors.shape[1]))
         used = np.zeros(by_rank, dtype=np.int64)
-        cols, count, rank_ms = np.zeros(by_rank), np.zeros(by_rank), np.zeros(by_rank)
+        cols, sent, count, rank_ms = (np.zeros(by_rank) for _ in range(4))
         ranks = np.zeros((*runs, num_shards), dtype=np.int64)
         found = np.ones(runs, dtype=bool)
         run = tuple(np.indices(runs))
@@ -185,9 +190,10 @@ class GreedyGrid:
             sums[(*run, rank)] += vector
             used[(*run, rank)] += size
             cols[(*run, rank)] += width
+            sent[(*run, rank)] += self._sent_cols[shape][:, None]
             count[(*run, rank)] += 1
             rank_ms[(*run, rank)] = self._compute_ms(sums[(*run, rank)])
-        costs = np.where(found, self._costs_ms(rank_ms, cols, count), np.inf)
+        costs = np.where(found, self._costs_ms(rank_ms, sent, count), np.inf)
         for limit_costs, limit_ranks, node in zip(costs, ranks, nodes, strict=True):
             best = int(limit_costs.argmin())
             yield Placement(float(limit_costs[best]), node, limit_ranks[best])
@@ -197,11 +203,11 @@ class GreedyGrid:
         flat = sums.reshape(-1, sums.shape[-1])
         return self._costs.compute_ms(flat).reshape(sums.shape[:-1])
 
-    def _costs_ms(self, rank_ms: Floats, cols: Floats, count: Floats) -> Floats:
+    def _costs_ms(self, rank_ms: Floats, sent: Floats, count: Floats) -> Floats:
         """Return [N, L], `PlanCost.cost_ms` from computation, columns and shards, all [N, L, W]."""
         totals = rank_ms.copy()
         num_ranks = totals.shape[-1]
-        num_cols, num_shards = cols.reshape(-1, num_ranks), count.reshape(-1, num_ranks)
+        num_cols, num_shards = sent.reshape(-1, num_ranks), count.reshape(-1, num_ranks)
         for times in self._costs.exchanges_ms(num_cols, num_shards):
             totals += times.reshape(totals.shape)
         return totals.max(axis=-1)

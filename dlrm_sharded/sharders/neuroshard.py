@@ -199,7 +199,7 @@ def _merged(task: ShardingTask, shapes: ShardShapes, placed: Placement) -> tuple
 
 def _equal_parts(num_cols: int, max_cols: int) -> list[int]:
     """Return the widths of the fewest equal parts of these columns that are not too wide."""
-    widths = range(min(num_cols, max_cols), 0, -COLUMN_MULTIPLE)
+    widths = range(min(num_cols, max_cols - max_cols % COLUMN_MULTIPLE), 0, -COLUMN_MULTIPLE)
     width = next(width for width in widths if num_cols % width == 0)
     return [width] * (num_cols // width)
 

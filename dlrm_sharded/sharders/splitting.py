@@ -195,16 +195,14 @@ def _num_pieces(table: Table, topology: Topology, limit: float, max_four_columns
     """
     num_rows, may_split = table.num_embeddings, "columns" in trained_layouts(table, topology)
     narrowest = COLUMN_MULTIPLE if may_split else table.embedding_dim
-    if (
-        topology.shard_bytes(table.name, num_rows, narrowest) > max_four_columns
-        and topology.world_size > 1
-        and can_split_rows(table, topology)
-    ):
+    size = topology.shard_bytes(table.name, num_rows, narrowest, precision=table.precision)
+    if size > max_four_columns and topology.world_size > 1 and can_split_rows(table, topology):
         return BY_ROWS
     if not may_split:
         return 1
     per_weight, per_row = topology.optimizer_bytes(table.name)
     row_bytes = limit / num_rows - per_row
-    num_cols = min(row_bytes / (TABLE_BYTES["fp32"] + per_weight), topology.max_shard_columns)
+    weight_bytes = TABLE_BYTES[table.precision] + per_weight
+    num_cols = min(row_bytes / weight_bytes, topology.max_shard_columns)
     steps = max(1, int(num_cols / COLUMN_MULTIPLE))
     return -(-table.embedding_dim // (COLUMN_MULTIPLE * steps))

@@ -11,7 +11,7 @@ import torch
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.datasets.table_kinds import TABLE_KINDS, paper_tables
 from dlrm_sharded.plans.task import ShardingTask
-from dlrm_sharded.rl.task_tensors import TaskTensors
+from dlrm_sharded.rl.task_tensors import WORK_NAMES, TaskTensors, table_tensors
 from dlrm_sharded.rl.tasks import TableSet, TaskPool
 from tests.unit.rl.cases import random_tables, yaml_pool
 from tests.unit.synthetic import USED_ONCE, tables_of, task_of
@@ -88,3 +88,10 @@ def test_half_of_the_tables_have_patterns_of_their_own(monkeypatch: pytest.Monke
 
 def unprofiled(task: ShardingTask) -> ShardingTask:
     return task.with_values(reuse_histogram=dict.fromkeys(t.name for t in task.tables))
+
+
+def test_each_feature_of_a_table_has_pooled_columns() -> None:
+    tables = tables_of((100, 16, 4.0), (100, 16, 4.0))
+    tables = (tables[0], dataclasses.replace(tables[1], num_features=3))
+    _, work = table_tensors(tables, 64)
+    assert work[:, WORK_NAMES.index("pooled_columns")].tolist() == [64 * 16, 3 * 64 * 16]

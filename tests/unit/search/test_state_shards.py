@@ -8,6 +8,7 @@ import pytest
 
 from dlrm_sharded import Constraints, Shard, ShardingPlan, ShardingTask, validate
 from dlrm_sharded.accesses.profiles import with_profiles
+from dlrm_sharded.plans.precision import TABLE_BYTES
 from dlrm_sharded.search.state import COLUMNS, State
 from dlrm_sharded.search.state_shards import load_plan, moved_bytes, state_shards
 from tests.unit.search.synthetic import (
@@ -64,13 +65,14 @@ def test_moved_bytes_are_those_of_new_cells(hosts: tuple[int, int]) -> None:
         small = tuple(dataclasses.replace(table, **shape) for table in task.tables)
         task = dataclasses.replace(task, tables=small)
         before, after = (by_table(random_plan(rng, task)) for _ in range(2))
-        for table in small:
+        for table, (precision, num_bytes) in zip(small, itertools.cycle(TABLE_BYTES.items())):
             cells = np.zeros((2, task.topology.world_size, 24, 20), dtype=bool)
             for held, shards in zip(cells, (before, after), strict=True):
                 for shard in shards[table.name]:
                     held[shard.rank, slice(*shard.rows), slice(*shard.cols)] = True
             new = int((cells[1] & ~cells[0]).sum())
-            assert moved_bytes(task, before[table.name], after[table.name]) == 4 * new
+            there = [dataclasses.replace(s, precision=precision) for s in after[table.name]]
+            assert moved_bytes(task, before[table.name], there) == num_bytes * new
 
 
 def even_task(num_tables: int = 2, *, columns: int = 16) -> ShardingTask:

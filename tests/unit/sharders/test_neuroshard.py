@@ -244,7 +244,9 @@ def random_task(seed: int) -> ShardingTask:
     ]
     total = sum(4 * rows * cols for rows, cols, _ in shapes)
     memory_ratio = rng.uniform(1.0, 1.3 if few else 3.0)
-    return profiled(world_size, *shapes, memory=int(total / world_size * memory_ratio))
+    task = profiled(world_size, *shapes, memory=int(total / world_size * memory_ratio))
+    features = {table.name: int(rng.choice([1, 1, 4])) for table in task.tables}
+    return task.with_values(num_features=features)
 
 
 def is_narrow(task: ShardingTask) -> bool:
@@ -268,10 +270,15 @@ def test_finds_what_a_plain_search_finds(seed: int) -> None:
         assert columns_of(sharder.shard(task)) == expected
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_shards_are_not_too_wide_for_a_gpu(world_size: int) -> None:
+@pytest.mark.parametrize(
+    ("world_size", "limit", "num_shards"), [(1, None, 2), (2, None, 2), (1, 2046, 4)]
+)
+def test_shards_are_not_too_wide_for_a_gpu(
+    world_size: int, limit: int | None, num_shards: int
+) -> None:
     """Also where halves of a table meet on a rank, which become shards of equal widths there."""
-    task = with_topology(profiled(world_size, (100, 4096, 2.0)), compute_device="cuda")
+    task = profiled(world_size, (100, 4096, 2.0))
+    task = with_topology(task, compute_device="cuda", column_limit=limit)
     plan = paper_sharder().shard(task)
     validate(plan, task)
-    assert [shard.num_cols for shard in plan.shards] == [2048, 2048]
+    assert [shard.num_cols for shard in plan.shards] == [4096 // num_shards] * num_shards

@@ -195,3 +195,10 @@ def test_splits_only_as_tables_may_be() -> None:
     assert found[()] == {1}
     assert found["rows",] == {BY_ROWS}
     assert min(found["columns",]) > 1
+
+
+def test_tables_in_fp16_are_split_as_those_of_half_the_size() -> None:
+    task = small_task([(1000, 64), (500, 128)], memory=64_000, world_size=8)
+    half = with_memory(task, 32_000).with_values(precision=dict.fromkeys(("t0", "t1"), "fp16"))
+    found = [[splitting.num_pieces for splitting in splittings(one)] for one in (task, half)]
+    assert found[0] == found[1]
