@@ -23,8 +23,8 @@ from dlrm_sharded.plans.cost_provenance import CostProvenance
 
 log = logging.getLogger(__name__)
 
-RECOGNISED_ERROR = 0.3
-"""Least error stated for hardware that is recognised, and on which nothing was measured yet: the
+RECOGNIZED_ERROR = 0.3
+"""Least error stated for hardware that is recognized, and on which nothing was measured yet: the
 packaged costs were 26 to 33 % off on an AMD EPYC of another family that they seemed to fit."""
 
 
@@ -72,8 +72,8 @@ def _provenance(loaded: Artifact) -> CostProvenance:
     return CostProvenance(
         "prior",
         provenance.hardware,
-        (f"recognised as {provenance.hardware}, nothing is measured here yet",),
-        error=max(provenance.error or 0.0, RECOGNISED_ERROR),
+        (f"recognized as {provenance.hardware}, nothing is measured here yet",),
+        error=max(provenance.error or 0.0, RECOGNIZED_ERROR),
     )
 
 

@@ -1,4 +1,4 @@
-"""Constraints in TorchRec's form: each field is honoured, or refused by its name."""
+"""Constraints in TorchRec's form: each field is honored, or refused by its name."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
 
 
 def test_license(installation):
-    """The wheel and the sdist have the licence, and the notices of the data they contain."""
+    """The wheel and the sdist have the license, and the notices of the data they contain."""
     [licenses] = installation.packages.glob("dlrm_sharded-*.dist-info/licenses")
     [sdist] = (installation.folder.parent / "sdists").glob("*.tar.gz")
     with tarfile.open(sdist) as archive:

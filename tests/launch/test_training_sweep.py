@@ -115,7 +115,7 @@ def test_an_unknown_objective(tmp_path):
 
 @pytest.mark.slow
 def test_optuna_finds_the_better_one(tmp_path):
-    """A maintained sweeper with TorchX: it asks in batches, and optimises the objective."""
+    """A maintained sweeper with TorchX: it asks in batches, and optimizes the objective."""
     run_sweep(
         tmp_path,
         *("hydra/sweeper=optuna", "hydra.sweeper.n_trials=2"),

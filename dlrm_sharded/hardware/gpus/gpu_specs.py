@@ -13,7 +13,7 @@ from typing import Any
 from dlrm_sharded.files.errors import ConfigError, check_number
 
 GENERIC = "h100_sxm"
-"""Key of the GPU whose figures are used for an unknown data-centre GPU."""
+"""Key of the GPU whose figures are used for an unknown data-center GPU."""
 
 MOST_COMMON = {"v100": "v100_sxm", "a100": "a100_sxm_80gb", "a800": "a800_sxm", "h100": "h100_sxm"}
 """The variant that users mean if they name none."""

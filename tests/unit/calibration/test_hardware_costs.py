@@ -125,7 +125,7 @@ def test_a_prior_of_a_gpu_is_fitted() -> None:
     assert slower.stage_max_ms("fwd_comm") > 2 * before.stage_max_ms("fwd_comm")
 
 
-def test_recognised_hardware_is_not_measured_yet() -> None:
+def test_recognized_hardware_is_not_measured_yet() -> None:
     """The packaged costs of a machine with this name and probe are a prior all the same."""
     packaged = hardware_cost_model(RunContext("cpu"))
     known = Hardware(packaged.name)

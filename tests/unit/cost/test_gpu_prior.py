@@ -108,7 +108,7 @@ def test_an_unknown_gpu_has_a_generic_prior(
     assert model.provenance.error == 1.0
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert "figures of h100_sxm stand for a data-centre GPU" in record.message
+    assert "figures of h100_sxm stand for a data-center GPU" in record.message
     assert (name or "no GPU is named") in record.message
 
 

@@ -122,7 +122,7 @@ def legend(figure: Figure) -> list[str]:
 
 
 def test_cost_figure_with_a_prediction() -> None:
-    """The same colours, apart from the measured bars and within the axis."""
+    """The same colors, apart from the measured bars and within the axis."""
     longer = PlanCost((*PREDICTED.per_rank[:2], StageCost(0, 60.0, 0.5, 0)))
     figure = plot_cost_by_rank(COST, predicted=longer)
     measured, predicted = bars(figure)[: len(STAGES)], bars(figure)[len(STAGES) :]

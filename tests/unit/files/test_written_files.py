@@ -111,7 +111,7 @@ def test_standard_output_is_written_through(tmp_path, path):
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o664])
-def test_permissions_are_kept_and_new_files_honour_the_umask(tmp_path, mode):
+def test_permissions_are_kept_and_new_files_honor_the_umask(tmp_path, mode):
     old, new = tmp_path / "old", tmp_path / "new"
     old.touch()
     old.chmod(mode)
