@@ -58,8 +58,9 @@ def with_measured_costs(
 ) -> Planner | None:
     """Return the planner, with measured costs if the hardware needs that; a collective.
 
-    It measures only if plans depend on costs. Several jobs on one machine take turns, and those
-    that waited use what the first job measured. If that job hangs, they plan without measurements.
+    It measures only if plans depend on costs, or in a sweep, whose jobs share costs. Several jobs on
+    one machine take turns, and those that waited use what the first job measured. If that job
+    hangs, they plan without measurements.
 
     Args:
         planner: the planner on rank 0; None on the others.
@@ -72,7 +73,7 @@ def with_measured_costs(
     def needs_to(by: Planner | None) -> bool:
         return (
             by is not None
-            and by.uses_costs
+            and (by.uses_costs or snapshot is not None)
             and context.hardware is not None
             and needs_measuring(by.cost_model, context, exchanges=rank.world_size > 1)
         )
