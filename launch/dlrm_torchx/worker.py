@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from pathlib import Path
 
 from hydra.core.utils import JobReturn
 
+from dlrm_sharded.commands.hydra_app import quiet_libraries
 from dlrm_sharded.ranks.process import die_with_parent
 from dlrm_torchx.mailbox import ORDER, JobMailbox
 
@@ -18,7 +20,9 @@ def main(folder: Path) -> None:
     Only rank 0 logs, writes files and sends the result.
     """
     die_with_parent()
+    quiet_libraries()
     rank = int(os.environ["RANK"])
+    logging.disable(logging.WARNING if rank > 0 else logging.NOTSET)
     # torchrun uses a new port whenever it starts all ranks, so the port identifies the attempt.
     mailbox = JobMailbox(folder, attempt=os.environ["MASTER_PORT"])
     mailbox.remove_earlier_attempts()

@@ -36,7 +36,9 @@ def test_every_job_is_a_run(finished_sweep):
         assert f"seed={result['seed']}" in job["overrides"]
         assert result["world_size"] == 2
         validate(read_plan(folder / "plan.json"), read_task(folder / "task.json"))
-        assert "embedding cost" in (finished_sweep / job["log"]).read_text()
+        log = (finished_sweep / job["log"]).read_text()
+        assert "embedding cost" in log
+        assert "Warning" not in log
         assert (folder / "train.log").exists()
         # Rank 1 writes nothing, and rank 0 what a single run writes.
         assert len(list(folder.glob("events.out.tfevents.*"))) == 1
