@@ -124,6 +124,7 @@ class SweepApp:
         mailbox: where its ranks leave their results: its job's mailbox, or in rounds its own.
         in_rounds: whether it runs all jobs, whose results it leaves in their mailboxes.
         retries: how often the scheduler restarts it after a failure.
+        waits_for: text about what it waits for in the queue, if the scheduler says that.
     """
 
     jobs: Sequence[SweepJob]
@@ -134,6 +135,7 @@ class SweepApp:
     reason: str | None = None
     retries: int = 0
     started_s: float = 0.0
+    waits_for: str = ""
     _gone_since_s: float | None = None
 
     @property
@@ -173,6 +175,8 @@ class SweepApp:
         if status is not None and not status.is_terminal():
             self._gone_since_s = None
             self._set_state(state_of(status))
+            cause = status.msg.partition(" ")[2] if self.state is JobState.PENDING else ""
+            self.waits_for = cause and f"jobs wait in the queue {cause}"
             return
         now_s = time.monotonic()
         if self._gone_since_s is None:

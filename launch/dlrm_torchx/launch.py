@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from dlrm_torchx.jobs import JobState, SweepJob, recorded_jobs
 from dlrm_torchx.options import SweepOptions
 from dlrm_torchx.signals import STOPPING_SIGNALS, delayed_signals, raise_on_signals
 from dlrm_torchx.sweep import Sweep, short_path
+
+log = logging.getLogger(__name__)
 
 
 def launch(
@@ -66,6 +69,10 @@ def launch(
             with delayed_signals():
                 sweep.stop()
             sweep.report()
+            is_stopped = isinstance(sys.exception(), KeyboardInterrupt | SystemExit)
+            if is_stopped and options.after is not None and not first_num:
+                how = "to continue the sweep, repeat its command with hydra.sweep.dir=%s"
+                log.warning(how, short_path(sweep_dir))
     return returns(jobs, sweep_dir)
 
 

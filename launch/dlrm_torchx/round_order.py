@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.files.json_files import read_json_object, write_json
+from dlrm_sharded.files.json_files import read_json_object, replace_file, write_json
 from dlrm_sharded.runs.ranking import measured, rank
 from dlrm_sharded.runs.rounds import read_rounds, rounds_to_repeat
 from dlrm_torchx.mailbox import ORDER, JobMailbox
+
+PROGRESS = "progress"
+"""File in the mailbox with a line about the round under way, for the driver."""
 
 SHARDER = ("sharder=", "sharder.")
 
@@ -64,6 +67,20 @@ class RoundsOrder:
             return found is None and self.labels[run] not in left_out
 
         return [(place, run) for place, run in enumerate(drawn) if is_unmeasured(run)]
+
+    def begin(self, folder: Path, number: int, *, attempt: int) -> list[tuple[int, int]]:
+        """Return what is `unmeasured` in a round; if anything is, tell the driver in a file."""
+        left = self.unmeasured(number, attempt=attempt)
+        runs = [read_rounds(Path(folder)) for folder in self.folders]
+        taken_s = sum(run[n].seconds for run in runs for n in run if n < number)
+        text = f"round {number + 1} of {self.num_rounds}"
+        if attempt:
+            text += " is measured again, because other work disturbed it"
+        elif number:
+            text += f", about {taken_s / number * (self.num_rounds - number):,.0f} s left"
+        if left:
+            replace_file(folder / PROGRESS, text.encode())
+        return left
 
     def to_repeat(self) -> list[int]:
         """Return the rounds so far that were disturbed and have to be measured again."""

@@ -48,8 +48,8 @@ def run_rounds(folder: Path, rank: int) -> None:
                     mailbox.send_return(returned)
 
         def measure(number: int, attempt: int) -> None:
-            unmeasured = functools.partial(order.unmeasured, number, attempt=attempt)
-            for place, run in on_rank_zero(unmeasured):
+            begin = functools.partial(order.begin, folder, number, attempt=attempt)
+            for place, run in on_rank_zero(begin):
                 in_round = functools.partial(_in_round, number=number, attempt=attempt, place=place)
                 run_in_turn(mailboxes[run], rank, in_round)
 

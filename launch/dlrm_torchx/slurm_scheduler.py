@@ -29,8 +29,8 @@ from dlrm_torchx.app import JobRefusedError
 SLURM_LOG_DIR = "runs/slurm"
 CANCEL_TIMEOUT_S = 60
 ACCOUNTING = ("--parsable2", "--noheader", "--format=JobID,JobName,State")
-QUEUE = ("--noheader", "--states=all", "--Format=JobArrayID:|,Name:|,State:|,RestartCnt:")
-QUEUE_COLUMNS = ("JobID", "JobName", "State", "Restarts")
+QUEUE = ("--noheader", "--states=all", "--Format=JobArrayID:|,Name:|,State:|,RestartCnt:|,Reason:")
+QUEUE_COLUMNS = ("JobID", "JobName", "State", "Restarts", "Reason")
 """Columns of a job in the queue. Old versions of sacct lack restarts, so these are not queried."""
 
 
@@ -98,6 +98,8 @@ class TolerantSlurmScheduler(SlurmScheduler):
             return None
         statuses: dict[str, RoleStatus] = {}
         for row in rows:
+            if row["State"] == "PENDING" and row.get("Reason") not in (None, "None"):
+                row["State"] += f" ({row['Reason']})"
             role, _, replica = row["JobName"].rpartition("-")
             if role and replica.isdigit():
                 role_status = statuses.setdefault(role, RoleStatus(role, []))
@@ -195,5 +197,5 @@ def _rows(command: list[str], *, must_answer: bool = False) -> list[dict[str, st
     return [
         dict(zip(QUEUE_COLUMNS, row, strict=False))
         for row in rows
-        if len(row) in (3, 4) and "." not in row[0] and row[2]
+        if len(row) in (3, 5) and "." not in row[0] and row[2]
     ]

@@ -34,7 +34,7 @@ from dlrm_torchx.app import RENDEZVOUS_PORTS, JobShape, torchrun_app
 from dlrm_torchx.jobs import RECORD, JobState, SweepApp, SweepJob, state_of
 from dlrm_torchx.mailbox import HydraCall, JobMailbox
 from dlrm_torchx.options import CLUSTER_POLL_S, LOCAL_POLL_S, SweepOptions
-from dlrm_torchx.round_order import RoundsOrder
+from dlrm_torchx.round_order import PROGRESS, RoundsOrder
 from dlrm_torchx.signals import delayed_signals
 
 log = logging.getLogger(__name__)
@@ -63,6 +63,7 @@ class Sweep:
 
     def __post_init__(self) -> None:
         self._apps: list[SweepApp] = []
+        self._said: set[str] = set()
         self._first_port = random.randrange(len(RENDEZVOUS_PORTS))
         self.shape = _shape(self.options)
         self._args = _scheduler_args(self.options, self.runner)
@@ -143,17 +144,15 @@ class Sweep:
                 for job in active:
                     if not job.state.is_active:
                         self._log_end(job)
+                self._log_news(app)
                 if [job.state for job in app.jobs] != before:
                     self._save()
             if self._active():
                 time.sleep(poll_s)
         for app in self._apps:
             if app.in_rounds and not app.mailbox.has_return():
-                log.error(
-                    "the rounds did not end: %s; the same command makes the %d measurements left",
-                    app.reason,
-                    order.num_unmeasured(),
-                )
+                left = f"the same command makes the {order.num_unmeasured()} measurements left"
+                log.error("the rounds did not end: %s; %s", app.reason, left)
 
     def stop(self) -> None:
         """Cancel apps that still run, after an error or Ctrl-C."""
@@ -218,6 +217,7 @@ class Sweep:
             title, name = f"{len(app.jobs)} runs, then {self.options.rounds} rounds", "rounds"
             app.mailbox.folder.mkdir(parents=True, exist_ok=True)
             app.mailbox.remove_earlier_attempts()
+            (app.mailbox.folder / PROGRESS).unlink(missing_ok=True)
             self._order().write(app.mailbox.folder)
         else:
             title, name = first.title, str(first.config.hydra.job.name)
@@ -251,6 +251,14 @@ class Sweep:
             mounts=parse_mounts(list(self.options.mounts or [])),
         )
 
+    def _log_news(self, app: SweepApp) -> None:
+        """Log why apps wait in the queue, and the round that one has begun, each once."""
+        path = app.mailbox.folder / PROGRESS
+        news = path.read_text() if path.exists() else app.waits_for
+        if news and news not in self._said:
+            self._said.add(news)
+            log.info("%s", news)
+
     def _log_end(self, job: SweepJob) -> None:
         result = "" if job.reason is None else f": {job.reason}"
         if job.returned is not None and isinstance(job.returned.return_value, int | float):
@@ -268,14 +276,8 @@ def _shape(options: SweepOptions) -> JobShape:
     """Return the shape of every job of the sweep."""
     here = f"1x{len(visible_gpus()) or RANKS_WITHOUT_GPUS}" if options.is_local else "not set"
     try:
-        return JobShape(
-            options.j or here,
-            options.cpu,
-            options.gpu,
-            options.memMB,
-            options.max_restarts,
-            options.max_retries,
-        )
+        keys = ("cpu", "gpu", "memMB", "max_restarts", "max_retries")
+        return JobShape(options.j or here, **{key: getattr(options, key) for key in keys})
     except ConfigError as error:
         raise ConfigError(f"hydra.launcher.{error}") from None
 

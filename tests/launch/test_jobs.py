@@ -194,20 +194,24 @@ def test_a_failure_without_retries_left_is_the_end(retries, restarts, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("queue", "accounting", "state", "restarts"),
+    ("queue", "accounting", "word", "restarts"),
     [
-        ("1+0|train-0|COMPLETING|1\n1+1|train-1|PENDING|1\n", "", AppState.PENDING, 1),
-        ("1+0|train-0|FAILED|1\n1+1|train-1|FAILED|1\n", "", AppState.FAILED, 1),
-        ("1+0|train-0|FAILED|1\n1+1|train-1|FAILED|0\n", "", AppState.FAILED, 0),
-        ("", "1+0|train-0|FAILED\n1+1|train-1|FAILED\n", AppState.FAILED, -1),
+        ("1+0|a-0|COMPLETING|1|None\n1+1|a-1|PENDING|1|Priority\n", "", "PENDING (Priority)", 1),
+        ("1+0|a-0|PENDING|0|None\n1+1|a-1|PENDING|0|None\n", "", "PENDING", 0),
+        ("1+0|a-0|FAILED|1|None\n1+1|a-1|FAILED|1|NonZeroExitCode\n", "", "FAILED", 1),
+        ("1+0|a-0|FAILED|1|None\n1+1|a-1|FAILED|0|NonZeroExitCode\n", "", "FAILED", 0),
+        ("", "1+0|a-0|FAILED\n1+1|a-1|FAILED\n", "FAILED", -1),
     ],
-    ids=["queued_again", "at_the_last_time", "in_between", "forgotten"],
+    ids=["queued_again", "queued", "at_the_last_time", "in_between", "forgotten"],
 )
-def test_how_often_slurm_has_started_a_job_again(queue, accounting, state, restarts, monkeypatch):
+def test_what_slurm_says_of_a_job(queue, accounting, word, restarts, monkeypatch):
+    """What it waits for, and how often it was started again."""
+
     def run(command: list[str], **options: object) -> SimpleNamespace:
         said = {"squeue": queue, "sacct": accounting}[command[0]]
         return SimpleNamespace(returncode=0, stdout=said, stderr="")
 
     monkeypatch.setattr("dlrm_torchx.slurm_scheduler.subprocess.run", run)
     described = TolerantSlurmScheduler("session").describe("1")
-    assert (described.state, described.num_restarts) == (state, restarts)
+    assert (described.msg, described.num_restarts) == (word, restarts)
+    assert described.state is _app_state(word)

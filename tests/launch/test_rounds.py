@@ -22,7 +22,7 @@ from dlrm_sharded.runs.rounds import FILE_NAME, read_rounds, rounds_file
 from dlrm_torchx import round_ranks
 from dlrm_torchx.jobs import JobState, SweepApp, SweepJob
 from dlrm_torchx.mailbox import HydraCall, JobMailbox
-from dlrm_torchx.round_order import RoundsOrder
+from dlrm_torchx.round_order import PROGRESS, RoundsOrder
 from tests import preloaded
 from tests.conftest import SMALL_RUN
 from tests.e2e.runs import result_of
@@ -71,6 +71,7 @@ def test_all_runs_are_measured_in_every_round(tmp_path: Path) -> None:
         assert {first.place, second.place} == {0, 1}
         earlier, later = sorted((first, second), key=lambda found: found.place)
         assert earlier.began_s <= later.began_s
+    assert all(f"round {number} of {NUM_ROUNDS}" in done.stdout for number in (1, 2, 3))
     said = done.stdout + (tmp_path / "summary.md").read_text()
     assert said.count(" (n = 3)") == 6, "over random, of the fastest, and of the cost"
     assert said.count("hydra.launcher.rounds=6 or more would resolve a difference of 2%") == 2
@@ -158,7 +159,11 @@ def test_rounds_end_when_the_fastest_is_told(
         folders.append(str(folder))
     order = RoundsOrder(tuple(boxes), tuple(folders), labels, (0, 0, 0), 9, until, 60.0)
     assert sorted(run for _, run in order.unmeasured(8)) == measured
-    assert order.unmeasured(7) == []  # it is measured
+    assert order.begin(tmp_path, 7, attempt=0) == []  # it is measured
+    assert not (tmp_path / PROGRESS).exists()
+    assert order.begin(tmp_path, 8, attempt=0) == order.unmeasured(8)
+    if measured:
+        assert (tmp_path / PROGRESS).read_text() == "round 9 of 9, about 3 s left"
     assert order.to_repeat() == []
     disturbed = {**SOUND, "round": 7, "core_wait": 0.9}
     rounds_file(Path(folders[0])).append(disturbed)

@@ -92,12 +92,13 @@ def test_max_parallel(most, sweep_command, tmp_path):
     ("number", "code"), [(signal.SIGINT, None), (signal.SIGTERM, 143)], ids=["ctrl_c", "kill"]
 )
 def test_stopping_ends_the_apps(number, code, sweep_command, tmp_path):
-    command = sweep_command("+do=hang,succeed")
+    command = sweep_command("+do=hang,succeed", "hydra.launcher.after=json.loads")
     process = preloaded.start(*command, cwd=tmp_path, before=LISTENING, own_process=True)
     wait_until(lambda: all((tmp_path / f"hangs_{i}").exists() for i in (0, 1)), "both ranks hang")
     assert processes_naming(str(tmp_path / "sweep" / ".torchx"))
     process.send_signal(number)
-    process.communicate()
+    said, _ = process.communicate()
+    assert "continue the sweep, repeat its command with hydra.sweep.dir=sweep" in said
     assert process.returncode != 0
     assert code is None or process.returncode == code
     wait_until(

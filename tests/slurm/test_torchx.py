@@ -133,7 +133,8 @@ def test_stopping_a_sweep_cancels_its_jobs(slurm, tmp_path):
     # Both are submitted at once; the second waits for the nodes' memory.
     wait_until(lambda: states_of(sweep_dir) == ["running", "pending"], "one runs, one waits")
     process.send_signal(signal.SIGINT)
-    process.communicate()
+    said = "".join(process.communicate())
+    assert "jobs wait in the queue (Resources)" in said
     assert process.returncode == 130
     assert states_of(sweep_dir) == ["cancelled", "cancelled"]
     for job in jobs_of(sweep_dir):
