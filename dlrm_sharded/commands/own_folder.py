@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.files.remote_files import refuse_password
 from dlrm_sharded.ranks.attempt import rank_number
-from dlrm_sharded.runs.owner import claim
+from dlrm_sharded.runs.owner import claim, refuse_former_run
 
 HYDRA_FOLDER = ".hydra"
 """Hydra's default name of the folder for its files; only files there are protected."""
@@ -37,9 +37,11 @@ class OwnRunFolder(Callback):
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         self.on_multirun_start(config)
         if rank_number() == 0:
-            with exit_codes(all_ranks_alike=True), resolvable(config) as copy:
-                folder = Path(copy.hydra.run.dir)
-            take_folder(config, folder)
+            with exit_codes(all_ranks_alike=True):
+                with resolvable(config) as copy:
+                    folder = Path(copy.hydra.run.dir)
+                take_folder(config, folder)
+                refuse_former_run(folder, config.get("resume"))
 
 
 @contextmanager

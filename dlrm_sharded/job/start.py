@@ -38,6 +38,7 @@ from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero
 from dlrm_sharded.ranks.attempt import is_restart
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.ranks.job_store import listed
+from dlrm_sharded.runs.owner import refuse_former_run
 from dlrm_sharded.runs.remote_copy import RUN_FILE
 from dlrm_sharded.runs.result import FILE_NAME as RESULT_FILE
 from dlrm_sharded.training.trainer import TrainerConfig
@@ -207,12 +208,8 @@ def _mode(resume: object, folder: RunFolder) -> str:
         resume = "auto" if is_restart() else "never"
     if not isinstance(resume, str) or not resume:
         raise ConfigError(f"resume is {resume!r}; give auto, never or the path of a checkpoint")
-    if resume != "auto" and not is_restart():
-        for key, place in (("hydra.run.dir", folder.path), (FOLDER_KEY, folder.checkpoints_in)):
-            if (place / "plan.json").exists():
-                raise ConfigError(
-                    f"{place} already has a run; give another {key}, or continue with resume=auto"
-                )
+    refuse_former_run(folder.path, resume)
+    refuse_former_run(folder.checkpoints_in, resume, key=FOLDER_KEY)
     return resume
 
 

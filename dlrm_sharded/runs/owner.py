@@ -22,6 +22,8 @@ from typing import IO
 
 from dlrm_sharded.files.errors import ConfigError, LostFolderError
 from dlrm_sharded.files.json_files import read_file
+from dlrm_sharded.files.remote_files import Location
+from dlrm_sharded.ranks.attempt import is_restart
 
 log = logging.getLogger(__name__)
 
@@ -147,6 +149,14 @@ def claim(folder: Path, *, key: str = "hydra.run.dir") -> RunOwner:
         _held[folder] = RunOwner(folder, key)
         atexit.register(_held[folder].release)
     return _held[folder]
+
+
+def refuse_former_run(folder: Location, resume: object, *, key: str = "hydra.run.dir") -> None:
+    """Raise ConfigError if a folder has a run that is not to be resumed."""
+    if resume != "auto" and not is_restart() and (folder / "plan.json").exists():
+        raise ConfigError(
+            f"{folder} already has a run; give another {key}, or continue with resume=auto"
+        )
 
 
 def _name(found: bytes) -> str:

@@ -1,5 +1,6 @@
 """A job owns the folder of its run before Hydra writes there; its log costs no run."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,17 @@ def test_a_name_with_parts_of_hydras_config(tmp_path):
     finally:
         HydraConfig.instance().cfg = None
         claim(claimed.parent).release()
+
+
+def test_a_former_run_is_refused_before_torch_is_loaded(tmp_path, capsys, no_torchrun):
+    (tmp_path / "plan.json").touch()
+    for resume in ("auto", "null"):
+        overrides = f"hydra.run.dir={tmp_path}", f"resume={resume}"
+        config = composed_config("train", *overrides, return_hydra_config=True)
+        with pytest.raises(SystemExit) if resume == "null" else nullcontext():
+            OwnRunFolder().on_run_start(config)
+    assert "already has a run; give another hydra.run.dir" in capsys.readouterr().err
+    claim(tmp_path).release()
 
 
 @pytest.mark.parametrize("begin", ["on_run_start", "on_multirun_start"])
