@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 from dlrm_sharded.files.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR
 from dlrm_sharded.ranks.version_sets import missing_text
 
+TRAINING = "dlrm_sharded.train"
 
-def _run(module: str) -> Any:
+
+def _run(module: str, check: Callable[[], None] = lambda: None) -> Any:
     """Call `main` of a module, which may need packages for training, and return its result."""
     try:
+        check()
         main = import_module(f"dlrm_sharded.{module}").main
     except ModuleNotFoundError as error:
         if (reason := missing_text(error)) is None:
@@ -26,6 +30,18 @@ def _run(module: str) -> Any:
     return main()
 
 
+def _check_overrides() -> None:
+    """Refuse overrides of a training that no rank could compose, before torch is loaded."""
+    overrides = sys.argv[sys.argv.index(TRAINING) + 1 :] if TRAINING in sys.argv else ["-"]
+    if any(word.startswith(("-", "hydra.searchpath")) for word in overrides):
+        return  # which may name other configs than those of conf
+    from dlrm_sharded.commands.exit_codes import exit_codes
+    from dlrm_sharded.commands.hydra_app import compose_training
+
+    with exit_codes(all_ranks_alike=True):
+        compose_training(overrides)
+
+
 calibrate = functools.partial(_run, "commands.calibrate")
 check_install = functools.partial(_run, "commands.check_install")
 compare = functools.partial(_run, "commands.compare")
@@ -34,6 +50,6 @@ evaluate = functools.partial(_run, "commands.evaluate")
 export = functools.partial(_run, "commands.export")
 plan = functools.partial(_run, "commands.plan")
 report = functools.partial(_run, "commands.report")
-torchrun = functools.partial(_run, "ranks.torchrun")
+torchrun = functools.partial(_run, "ranks.torchrun", check=_check_overrides)
 train = functools.partial(_run, "train")
 train_policy = functools.partial(_run, "commands.train_policy")

@@ -70,6 +70,12 @@ def run_command(
     run_hydra(composed(hydra_main))
 
 
+def compose_training(overrides: Sequence[str]) -> None:
+    """Raise Hydra's error if overrides of conf/train.yaml cannot be composed."""
+    with hydra.initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
+        hydra.compose("train", list(overrides))
+
+
 def instantiate(node: object, **arguments: object) -> Any:
     """Build the object that a config node describes, from plain lists and dicts.
 

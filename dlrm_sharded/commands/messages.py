@@ -74,7 +74,7 @@ def _message(error: BaseException) -> str | None:
     if found and (reason := why_removed(found[1])):
         return reason
     if isinstance(error, HydraException | OmegaConfBaseException):
-        details = "" if cause is None or str(cause) in str(error) else f"\n{cause}"
+        details = "" if found or cause is None or str(cause) in str(error) else f"\n{cause}"
         return f"{error}{details}{_known_keys(cause)}"
     return None
 

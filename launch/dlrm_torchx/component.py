@@ -5,20 +5,13 @@
 """
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Dict, List, Optional  # noqa: UP035, the only types that TorchX's linter knows
 
-from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
-from omegaconf.errors import OmegaConfBaseException
 from torchx.specs import AppDef, parse_mounts
-from torchx.specs.finder import ComponentValidationException
 
 from dlrm_sharded.checkpoint.folder import FOLDER_KEY
-from dlrm_sharded.commands.messages import readable_message
-from dlrm_sharded.commands.yamls import CONF_DIR
-from dlrm_sharded.files.errors import ConfigError, UserError
+from dlrm_sharded.commands.exit_codes import exit_codes
+from dlrm_sharded.commands.hydra_app import compose_training
 from dlrm_torchx.app import JobShape, in_mounted_runs, storage_mounts, torchrun_app
 
 log = logging.getLogger(__name__)
@@ -58,9 +51,9 @@ def train(
         data: volume claim, or folder of the hosts, that containers see as /mnt/data
         runs: volume claim, or folder of the hosts, for the folder of the run
     """
-    with _shown_refusals():
+    with exit_codes(all_ranks_alike=True):
         words = in_mounted_runs(overrides) if runs else list(overrides)
-        _check_overrides(words)
+        compose_training(words)
         if image and not runs and not mounts and not any(FOLDER_KEY in word for word in words):
             log.warning(
                 "results and checkpoints are lost when the container ends; give --runs, or "
@@ -105,7 +98,7 @@ def calibrate(
         rdzv_port: port at which the ranks of several nodes meet; 0 for a random one
         mounts: mounts of the container, such as type=bind,src=/data,dst=/data
     """
-    with _shown_refusals():
+    with exit_codes(all_ranks_alike=True):
         return torchrun_app(
             "dlrm_sharded.commands.calibrate",
             overrides,
@@ -116,21 +109,3 @@ def calibrate(
             rdzv_port=rdzv_port,
             mounts=parse_mounts(mounts or []),
         )
-
-
-@contextmanager
-def _shown_refusals() -> Iterator[None]:
-    """Make `torchx run` print what is wrong with a job instead of a traceback."""
-    try:
-        yield
-    except UserError as error:
-        raise ComponentValidationException(str(error)) from None
-
-
-def _check_overrides(overrides: Sequence[str]) -> None:
-    """Raise ConfigError if the overrides do not compose; it lists the known keys or options."""
-    try:
-        with initialize_config_dir(version_base="1.3", config_dir=str(CONF_DIR)):
-            compose("train", list(overrides))
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(readable_message(error)) from None

@@ -160,13 +160,13 @@ def test_a_folder_that_is_given_stays():
     [
         (["-s", "nowhere", COMPONENT], ["-s/--scheduler", "'nowhere'", "slurm", "local_cwd"]),
         (["-s", "local_cwd", COMPONENT, "--gpus", "4"], ["--gpus", "[--gpu int]"]),
-        (["-s", "local_cwd", COMPONENT, "batchsize=4"], ["batchsize", "batch_size"]),
+        (["-s", "local_cwd", COMPONENT, "-j", "2"], ["error: j is '2'"]),
+        (["-s", "local_cwd", COMPONENT, "batchsize=4"], ["error: ", "batchsize", "batch_size"]),
     ],
     ids=lambda value: " ".join(value[2:]) if isinstance(value, list) else None,
 )
 def test_refused_before_submission(arguments, said):
-    done = torchx("run", *arguments, exit_code=None)
-    assert done.returncode != 0
+    done = torchx("run", *arguments, exit_code=2)
     for word in said:
         assert word in done.stderr
     assert "Traceback" not in done.stderr

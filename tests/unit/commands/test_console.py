@@ -61,6 +61,15 @@ def test_compares_without_torch(tmp_path):
     assert (tmp_path / "out" / "summary.md").exists()
 
 
+@pytest.mark.parametrize("override", ["sharder=dmi", "trainer.num_stepz=3"])
+def test_ranks_are_not_started_with_wrong_overrides(override, tmp_path):
+    done = run(tmp_path, "torchrun", "-m", "dlrm_sharded.train", override)
+    assert done.returncode == 2
+    assert "error: " in done.stderr
+    assert "known" in done.stderr
+    assert "not in struct" not in done.stderr
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -68,7 +77,7 @@ def test_compares_without_torch(tmp_path):
         ["plan", "sharder=torchrec", "out=plan.json"],
         ["plan", "hardware=here", "out=plan.json"],
         ["train"],
-        ["torchrun"],
+        ["torchrun", "-m", "dlrm_sharded.train", "sharder=dim"],
     ],
     ids="-".join,
 )
