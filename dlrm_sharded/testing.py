@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
-import operator
 import random
 from collections.abc import Callable, Sequence
 
@@ -258,18 +256,6 @@ def small_tasks() -> dict[str, ShardingTask]:
             "adam",
         ),
     }
-
-
-def packable(task: ShardingTask) -> bool:
-    """Return whether a table-wise plan fits the memory; tries all placements of a few tables."""
-    sizes = [task.topology.table_bytes(table) for table in task.tables]
-    for ranks in itertools.product(range(task.topology.world_size), repeat=len(sizes)):
-        used = [0] * task.topology.world_size
-        for size, rank in zip(sizes, ranks, strict=True):
-            used[rank] += size
-        if all(map(operator.le, used, task.topology.rank_memory_bytes)):
-            return True
-    return False
 
 
 def _check_computation(costed: CostedTask, plan: ShardingPlan, cost: PlanCost) -> None:

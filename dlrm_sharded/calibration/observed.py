@@ -6,7 +6,6 @@ Letters: N measured times, S shards, W ranks, P parts, K slopes, C numbers of a 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,13 +96,11 @@ def observed_times(prior: LearnedCostModel, sample: Sample) -> dict[str, Observe
     return of_lookups | observed_exchanges(prior, sample)
 
 
-def observed_exchanges(
-    prior: LearnedCostModel, sample: Sample, kinds: Sequence[str] = EXCHANGES
-) -> dict[str, Observed]:
+def observed_exchanges(prior: LearnedCostModel, sample: Sample) -> dict[str, Observed]:
     """Return parts and times of the ranks that take part, by exchange."""
     workload, found = workload_of_sample(sample), {}
     communication = prior.communication_at(EvenVolumes.of_workload(workload, sample.hosts))
-    for kind in kinds:
+    for kind in EXCHANGES:
         times_ms = (
             list(sample.cost.input_dist_ms or ())
             if kind == INPUT_DIST

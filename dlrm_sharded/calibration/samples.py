@@ -116,7 +116,6 @@ class Sample:
         *,
         kind: str,
         number: int = 0,
-        attempt: int = 0,
         accesses: Mapping[str, str] | None = None,
     ) -> Sample:
         """Return a measured plan of a task whose tables have profiles.
@@ -155,7 +154,7 @@ class Sample:
         return cls(
             kind=kind,
             number=number,
-            attempt=attempt,
+            attempt=0,
             world_size=plan.world_size,
             ranks_per_host=task.topology.ranks_per_host,
             batch_size=task.batch_size,

@@ -45,7 +45,7 @@ COLUMNS = (
 )
 
 
-def main() -> int:
+def main() -> None:
     with exit_codes():
         action = sys.argv.pop(1) if len(sys.argv) > 1 and sys.argv[1] in ACTIONS else None
         words, keys = read_words(__doc__, ACTIONS.get(action or "", ()), names="inspect or convert")
@@ -54,7 +54,6 @@ def main() -> int:
         logging.basicConfig(format="%(message)s")
         logging.getLogger("dlrm_sharded").setLevel(logging.INFO)
         _inspect(words, **keys) if action == "inspect" else _convert(words, **keys)
-    return 0
 
 
 def _inspect(
@@ -99,4 +98,4 @@ def _convert(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

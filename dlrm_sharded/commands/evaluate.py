@@ -24,7 +24,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +54,7 @@ log = logging.getLogger(__name__)
 KEYS = ("data.files", "data.blocks_dir", "out", "scores", "batch_size", "max_malformed_share")
 
 
-def main() -> int:
+def main() -> None:
     quiet_libraries()
     with exit_codes():
         names, keys = read_words(__doc__, KEYS, names="a run's folder or a checkpoint")
@@ -68,7 +67,6 @@ def main() -> int:
                 for package in ("checkpoint", "datasets", "job"):
                     logging.getLogger(f"dlrm_sharded.{package}").setLevel(logging.INFO)
             _evaluate(names[0], keys, rank, stack)
-    return 0
 
 
 def _evaluate(name: str, keys: dict[str, Any], rank: Rank, stack: contextlib.ExitStack) -> None:
@@ -143,10 +141,8 @@ def _settings(
         with_label=with_label,
         max_malformed_share=keys.get("max_malformed_share", 0.001),
     )
-    config.data = {
-        "bounds": "ignore",
-        "_target_": "types.SimpleNamespace",
-    }  # replaces the training data
+    # replaces the training data
+    config.data = {"bounds": "ignore", "_target_": "types.SimpleNamespace"}
     settings = job_settings(config, rank)
     return dataclasses.replace(settings, dataset=data), data, with_label
 
@@ -178,4 +174,4 @@ def _print(metrics: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

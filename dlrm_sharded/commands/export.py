@@ -16,7 +16,6 @@ exports without the encoder.
 from __future__ import annotations
 
 import logging
-import sys
 
 from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.words import read_words
@@ -25,7 +24,7 @@ from dlrm_sharded.files.json_files import folder_to_write
 from dlrm_sharded.files.remote_files import location
 
 
-def main() -> int:
+def main() -> None:
     with exit_codes():
         names, keys = read_words(
             __doc__, ("out", "data.blocks_dir"), names="a checkpoint or a run's folder"
@@ -43,8 +42,7 @@ def main() -> int:
             f"{out}: {done.num_tables} tables and {done.num_dense} dense weights, "
             f"{done.size_bytes:,} B, of step {manifest.state.step:,} in {manifest.folder}"
         )
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -10,7 +10,6 @@ sharder and setting), runs.csv (a row for each run) and comparison/ (for TensorB
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from dlrm_sharded.commands.exit_codes import exit_codes
@@ -19,7 +18,7 @@ from dlrm_sharded.files.json_files import folder_to_write
 from dlrm_sharded.runs import compare
 
 
-def main() -> int:
+def main() -> None:
     with exit_codes():
         names, keys = read_words(__doc__, ("out",), names="runs, sweeps, or folders of them")
         folders = [Path(name) for name in names]
@@ -28,8 +27,7 @@ def main() -> int:
             out = folder_to_write("out", keys["out"])
         print(compare(folders, out))
         print(f"comparison in {out / 'summary.md'}; TensorBoard: tensorboard --logdir {out}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

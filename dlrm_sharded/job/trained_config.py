@@ -38,9 +38,7 @@ DEFAULTS_OF_02 = {
 PATHS = ("path", "files", "validation_files", "schema", "blocks_dir")
 """Last parts of keys that name places of data, which may move or differ between hosts."""
 
-OF_A_HOST = (
-    *("journal", "topology.memory_gib", "topology.memory_fraction", "topology.reserved_gib"),
-)
+OF_A_HOST = ("journal", "topology.memory_gib", "topology.memory_fraction", "topology.reserved_gib")
 """Keys that may differ between hosts: only rank 0 reads the journal, and each rank has its own
 memory."""
 
