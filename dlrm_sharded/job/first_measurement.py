@@ -58,8 +58,8 @@ def with_measured_costs(
 ) -> Planner | None:
     """Return the planner, with measured costs if the hardware needs that; a collective.
 
-    It measures only if plans depend on costs, or in a sweep, whose jobs share costs. Several jobs on
-    one machine take turns, and those that waited use what the first job measured. If that job
+    It measures only if plans depend on costs, or in a sweep, whose jobs share costs. Several jobs
+    on one machine take turns, and those that waited use what the first job measured. If that job
     hangs, they plan without measurements.
 
     Args:

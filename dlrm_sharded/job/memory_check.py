@@ -152,10 +152,8 @@ def _budgets(
         return [budget]
     host = estimate_host_memory(plan, task, needs)
     on_host = [of_host for _, _, of_host in found]
-    return [
-        budget,
-        Budget(ranks=host, available_bytes=on_host, ranks_per_host=per_host, is_host=True),
-    ]
+    of_host = Budget(ranks=host, available_bytes=on_host, ranks_per_host=per_host, is_host=True)
+    return [budget, of_host]
 
 
 def used_text(estimated_bytes: int, peak_gib: float, reserved_gib: float | None) -> str:

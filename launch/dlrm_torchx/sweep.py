@@ -198,17 +198,16 @@ class Sweep:
 
     def _order(self) -> RoundsOrder:
         assert self.options.rounds is not None
-        jobs = self.jobs
-        if any("round" not in job.config for job in jobs):
+        if any("round" not in job.config for job in self.jobs):
             raise ConfigError("hydra.launcher.rounds needs a config with the key round")
         return RoundsOrder(
-            tuple(str(job.mailbox.folder) for job in jobs),
-            tuple(str(job.folder) for job in jobs),
-            labels=tuple(job.label for job in jobs),
-            seeds=tuple(int(job.config.get("seed", 0)) for job in jobs),
+            tuple(str(job.mailbox.folder) for job in self.jobs),
+            tuple(str(job.folder) for job in self.jobs),
+            labels=tuple(job.label for job in self.jobs),
+            seeds=tuple(int(job.config.get("seed", 0)) for job in self.jobs),
             num_rounds=self.options.rounds,
             until=self.options.until,
-            timeout_s=max((job.config.get("timeout_s", 600.0) for job in jobs), default=600.0),
+            timeout_s=max((job.config.get("timeout_s", 600.0) for job in self.jobs), default=600.0),
         )
 
     def _submit(self, app: SweepApp) -> None:
