@@ -14,7 +14,7 @@ from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-from dlrm_sharded.files.errors import ConfigError, check_count, check_number
+from dlrm_sharded.files.errors import ConfigError, check_choice, check_count, check_number
 from dlrm_sharded.model.dense_adagrad import DenseAdagrad, has_fused_kernel
 from dlrm_sharded.model.dlrm import Dlrm, embedding_parameters
 from dlrm_sharded.model.fused_optimizers import EMBEDDING_OPTIMIZERS, fuse
@@ -82,10 +82,7 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         for key, known in (("embedding", EMBEDDING_OPTIMIZERS), ("dense", DENSE_OPTIMIZERS)):
-            if getattr(self, key) not in known:
-                raise ConfigError(
-                    f"optimizer.{key} is {getattr(self, key)!r}; known: {', '.join(known)}"
-                )
+            check_choice(f"optimizer.{key}", getattr(self, key), known)
             rate_key = f"{key}_learning_rate"
             check_number(f"optimizer.{rate_key}", getattr(self, rate_key))
         if self.clip_norm is not None:

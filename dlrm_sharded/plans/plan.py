@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlrm_sharded.files.errors import ConfigError, InvalidPlanError
+from dlrm_sharded.files.errors import InvalidPlanError, check_choice
 from dlrm_sharded.files.json_files import read_json_object
 from dlrm_sharded.files.json_forms import form_of, read_form
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, TABLE_BYTES, ExchangePrecision
@@ -49,10 +49,7 @@ class Shard:
     precision: str = "fp32"
 
     def __post_init__(self) -> None:
-        if self.precision not in list(TABLE_BYTES):  # it may not be hashable
-            raise ConfigError(
-                f"the precision of a shard is {self.precision!r}; known: {', '.join(TABLE_BYTES)}"
-            )
+        check_choice("the precision of a shard", self.precision, TABLE_BYTES)
 
     @property
     def num_rows(self) -> int:

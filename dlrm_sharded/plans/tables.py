@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dlrm_sharded.files.errors import ConfigError, check_count, check_number
+from dlrm_sharded.files.errors import ConfigError, check_choice, check_count, check_number
 from dlrm_sharded.files.json_forms import NOT_IN_JSON, Number, make_plain
 from dlrm_sharded.plans.precision import TABLE_BYTES
 
@@ -95,10 +95,7 @@ class Table:
                 "features "
                 f"{list(self.features)}, whose names must differ"
             )
-        if self.precision not in list(TABLE_BYTES):  # it may not be hashable
-            raise ConfigError(
-                f"{where}: precision is {self.precision!r}; known: {', '.join(TABLE_BYTES)}"
-            )
+        check_choice(f"{where}: precision", self.precision, TABLE_BYTES)
         if self.reuse_histogram is not None:
             if len(self.reuse_histogram) != NUM_REUSE_BINS:
                 raise ConfigError(

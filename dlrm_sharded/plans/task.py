@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dlrm_sharded.files.errors import ConfigError, check_count, check_number
+from dlrm_sharded.files.errors import ConfigError, check_choice, check_count, check_number
 from dlrm_sharded.files.json_files import read_json_object
 from dlrm_sharded.files.json_forms import Number, form_of, make_plain, read_form
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, TABLE_BYTES, ExchangePrecision
@@ -302,10 +302,7 @@ class ShardingTask:
         return read_form(fields, cls, name=name, error=ConfigError)
 
     def _check_optimizer(self, optimizer: str) -> None:
-        if not isinstance(optimizer, str) or optimizer not in STATE_BYTES:
-            raise ConfigError(
-                f"the task's optimizer is {optimizer!r}; known: {', '.join(STATE_BYTES)}"
-            )
+        check_choice("the task's optimizer", optimizer, STATE_BYTES)
         for key, num_bytes in zip(OPTIMIZER_KEYS, memory_of(optimizer), strict=True):
             if (counted := getattr(self.topology, key)) != num_bytes:
                 raise ConfigError(

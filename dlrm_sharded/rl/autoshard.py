@@ -26,7 +26,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.errors import check_choice
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.rl.env import Actor, Placements, mean_entropy, replayed_log_probs
 from dlrm_sharded.rl.nets import (
@@ -277,8 +277,7 @@ class AutoShardTraining(TrainingMethod[AutoShard]):
 
     def __post_init__(self) -> None:
         TrainingMethod.__post_init__(self)
-        if self.reward not in REWARDS:
-            raise ConfigError(f"policy.reward is {self.reward!r}; known: {', '.join(REWARDS)}")
+        check_choice("policy.reward", self.reward, REWARDS)
 
     @property
     def episodes(self) -> tuple[int, int, int]:

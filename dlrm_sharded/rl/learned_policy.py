@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dlrm_sharded.cost.base import WithCosts
-from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.errors import check_choice
 from dlrm_sharded.hardware.artifact import (
     Arrays,
     Artifact,
@@ -118,10 +118,8 @@ def load_policy(
         ConfigError: there is no such method, or no such choice.
         DataError: the file is missing or damaged, or there is none.
     """
-    if method not in METHODS:
-        raise ConfigError(f"sharder.method is {method!r}; known: {', '.join(METHODS)}")
-    if reads_costs not in WITH_COSTS:
-        raise ConfigError(f"sharder.prices is {reads_costs!r}; known: {', '.join(WITH_COSTS)}")
+    check_choice("sharder.method", method, METHODS)
+    check_choice("sharder.prices", reads_costs, WITH_COSTS)
     if reads_costs == NEVER:
         with_costs = None
     kind = policy_kind(method)

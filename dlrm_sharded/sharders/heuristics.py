@@ -18,7 +18,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, check_count
+from dlrm_sharded.files.errors import InfeasibleTaskError, check_choice, check_count
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import MEMORY_KEYS, ShardingTask
@@ -47,8 +47,7 @@ class GreedySharder:
     seed: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
-        if self.weight not in WEIGHTS:
-            raise ConfigError(f"sharder.weight is {self.weight!r}; known: {', '.join(WEIGHTS)}")
+        check_choice("sharder.weight", self.weight, WEIGHTS)
         check_count("sharder.seed", self.seed, least=0)
 
     @property

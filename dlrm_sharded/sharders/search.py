@@ -19,6 +19,7 @@ from dlrm_sharded.files.errors import (
     ConfigError,
     InfeasibleTaskError,
     InvalidPlanError,
+    check_choice,
     check_count,
     check_number,
 )
@@ -86,11 +87,7 @@ class SearchSharder:
         check_count("sharder.patience", self.patience, least=0)
         if self.split_error is not None:
             check_number("sharder.split_error", self.split_error)
-        if self.table_precision not in TABLE_BYTES:
-            raise ConfigError(
-                f"sharder.table_precision is {self.table_precision!r}; known: "
-                f"{', '.join(TABLE_BYTES)}"
-            )
+        check_choice("sharder.table_precision", self.table_precision, TABLE_BYTES)
         precision = _stated_precision(self.exchange_precision, self.context.run.device)
         object.__setattr__(self, "exchange_precision", precision)
 

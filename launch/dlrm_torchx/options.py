@@ -68,13 +68,10 @@ class SweepOptions:
         from hydra.utils import get_method
         from torchx.schedulers import get_scheduler_factories
 
-        from dlrm_sharded.files.errors import ConfigError, check_count, check_number
+        from dlrm_sharded.files.errors import ConfigError, check_choice, check_count, check_number
 
         known = sorted(get_scheduler_factories())
-        if self.scheduler not in known:
-            raise ConfigError(
-                f"hydra.launcher.scheduler is {self.scheduler!r}; known: {', '.join(known)}"
-            )
+        check_choice("hydra.launcher.scheduler", self.scheduler, known)
         for key, kind, text in (
             ("scheduler_args", Mapping, "like {a: b}"),
             ("env", Mapping, "like {a: b}"),
