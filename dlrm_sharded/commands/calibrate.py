@@ -101,8 +101,8 @@ def calibrate(cfg: DictConfig) -> None:
         log.info("measured %d plans; the samples are in %s", len(new), store.path)
         if num_disturbed := sum(is_disturbed(sample.noise) for sample in new):
             log.warning(
-                "%d of them were measured while other processes had the core of a rank; they count "
-                "less: calibrate again when the machine is idle",
+                "other processes had the core of a rank during %d of them, so these count less: "
+                "calibrate again when the machine is idle",
                 num_disturbed,
             )
         _fit(cfg, samples, context)

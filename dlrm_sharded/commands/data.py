@@ -32,7 +32,7 @@ from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.words import read_words
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.json_files import check_file_to_write, folder_to_write, replace_file
-from dlrm_sharded.files.text_table import Column, TextTable
+from dlrm_sharded.files.text_table import Column, TextTable, quantity
 
 CONVERT_KEYS = (
     *("schema", "out", "validation_files", "val_share", "block_rows", "max_malformed_share"),
@@ -94,7 +94,7 @@ def _convert(
     source = TableSource(files, read_schema(schema), **options)
     folder = folder_to_write("out", out) if out else source.blocks_beside(schema)
     convert(source, folder)
-    print(f"{folder}: {BlockReader(folder).manifest.num_rows:,} samples")
+    print(f"{folder}: {quantity(BlockReader(folder).manifest.num_rows, 'sample')}")
 
 
 if __name__ == "__main__":

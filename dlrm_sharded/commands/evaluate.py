@@ -44,6 +44,7 @@ from dlrm_sharded.files.errors import ConfigError, check_count, check_path
 from dlrm_sharded.files.json_files import check_file_to_write, write_json
 from dlrm_sharded.files.line_file import holder, turn
 from dlrm_sharded.files.remote_files import location
+from dlrm_sharded.files.text_table import quantity
 from dlrm_sharded.job.evaluation import Scoring, metrics_json
 from dlrm_sharded.job.settings import JobSettings
 from dlrm_sharded.ranks.agreement import all_or_none, on_rank_zero, patiently_on_rank_zero
@@ -165,8 +166,8 @@ def _print(metrics: dict[str, Any]) -> None:
     }
     text = ", ".join(f"{key} {value:.4f}" for key, value in shown.items() if value is not None)
     if malformed := metrics["num_malformed"]:
-        print(f"{malformed:,} malformed rows are left out")
-    print(f"{metrics['num_rows']:,} rows{': ' if text else ''}{text}")
+        print(f"malformed rows that are left out: {malformed:,}")
+    print(f"{quantity(metrics['num_rows'], 'row')}{': ' if text else ''}{text}")
     unseen = metrics["unseen_share"]
     if unseen and max(unseen.values()) > 0:
         shares = sorted(unseen.items(), key=lambda item: -item[1])

@@ -39,7 +39,7 @@ def main() -> None:
         manifest = best_checkpoint(location("the checkpoint", names[0]))
         done = export(manifest, out, blocks_dir=keys.get("data.blocks_dir"))
         print(
-            f"{out}: {done.num_tables} tables and {done.num_dense} dense weights, "
+            f"{out}: weights of tables ({done.num_tables}) and dense layers ({done.num_dense}), "
             f"{done.size_bytes:,} B, of step {manifest.state.step:,} in {manifest.folder}"
         )
 

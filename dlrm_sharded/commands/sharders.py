@@ -209,5 +209,10 @@ def config_of_sharder(sharder: str) -> DictConfig:
             raise ConfigError(
                 f"sharder {sharder!r} has the setting {setting!r}; it must be key=value"
             )
-    running, own = HydraConfig.get(), [f"{KEY}.{setting}" for setting in settings]
-    return compose(running.job.config_name, [*running.overrides.task, f"+{KEY}={name}", *own])
+    return with_overrides(f"+{KEY}={name}", *(f"{KEY}.{setting}" for setting in settings))
+
+
+def with_overrides(*overrides: str) -> DictConfig:
+    """Compose the running command's config with further overrides; Hydra's errors pass."""
+    running = HydraConfig.get()
+    return compose(running.job.config_name, [*running.overrides.task, *overrides])

@@ -10,15 +10,14 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hydra import compose
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from dlrm_sharded.commands.asked_task import check_batch_size
 from dlrm_sharded.commands.hydra_app import instantiate
-from dlrm_sharded.commands.sharders import plain
+from dlrm_sharded.commands.sharders import plain, with_overrides
 from dlrm_sharded.commands.words import checked_names
 from dlrm_sharded.files.errors import ConfigError, check_count
+from dlrm_sharded.files.text_table import quantity
 from dlrm_sharded.hardware.gpus.gpu_specs import named_gpu_spec
 from dlrm_sharded.plans.task import GIB, MAX_RANKS, OPTIMIZER_KEYS, ShardingTask
 from dlrm_sharded.plans.topology_settings import TopologySettings
@@ -57,11 +56,8 @@ def on_topologies(cfg: DictConfig, tasks: Sequence[ComparedTask]) -> list[Compar
     sizes = given if isinstance(given, list) else [given]
     for size in sizes:
         check_count("ranks", size, least=1, most=MAX_RANKS)
-    overrides = HydraConfig.get().overrides.task
-    config = HydraConfig.get().job.config_name
     settings: dict[str, TopologySettings] = {
-        name: instantiate(compose(config, [*overrides, f"+topology={name}"]).topology)
-        for name in names
+        name: instantiate(with_overrides(f"+topology={name}").topology) for name in names
     }
     return [
         _on(one, name, of_name, num_ranks)
@@ -89,7 +85,7 @@ def _on(one: ComparedTask, name: str, settings: TopologySettings, num_ranks: int
     of_optimizer = (*OPTIMIZER_KEYS, "optimizer_bytes_by_table")
     state = {key: getattr(one.task.topology, key) for key in of_optimizer}
     topology = ranks.topology(spec.memory_gib * GIB, **state)
-    size = f"{num_ranks} rank{'s' * (num_ranks > 1)} of {name}"
+    size = f"{quantity(num_ranks, 'rank')} of {name}"
     return ComparedTask(
         f"{one.name}-{name}-{num_ranks}",
         dataclasses.replace(one.task, topology=topology),

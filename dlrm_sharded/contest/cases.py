@@ -27,6 +27,7 @@ from dlrm_sharded.files.errors import UserError
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.line_file import LineFile
+from dlrm_sharded.files.text_table import quantity
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import PlanCost
 from dlrm_sharded.plans.plan_report import plan_json
@@ -157,7 +158,7 @@ def run_cases(cases: Sequence[Case], out: Path, *, limit_s: float, num_workers: 
     }
     missing = [key for key in by_key if key not in found]
     if found:
-        log.info("reusing %d of %d cases from %s", len(found), len(cases), out)
+        log.info("reusing %d of %s from %s", len(found), quantity(len(cases), "case"), out)
 
     functions = [functools.partial(_outcome, by_key[key], limit_s=limit_s) for key in missing]
     for index, result in in_forks(functions, limit_s=limit_s, num_forks=num_workers):
@@ -175,7 +176,7 @@ def run_cases(cases: Sequence[Case], out: Path, *, limit_s: float, num_workers: 
         text = f"no plan: {outcome.error}" if cost is None else f"{cost.cost_ms:.2f} ms"
         name = f"{case.task_name}, {case.sharder}: {text}"
         log.info("%d of %d: %s, in %.1f s", len(found), len(cases), name, outcome.solve_s)
-    log.info("%d cases planned", len(missing))
+    log.info("%s planned", quantity(len(missing), "case"))
     return [Entry(case, found[key]) for key, case in by_key.items()]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dlrm_sharded.explain.shard_shares import ShardShare, shares_of_rank
-from dlrm_sharded.files.text_table import Column, TextTable
+from dlrm_sharded.files.text_table import Column, TextTable, quantity, span
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.plan_report import (
@@ -42,12 +42,12 @@ def forecast(report: PlanReport) -> str | None:
 def plan_lines(plan: ShardingPlan, report: PlanReport, task: ShardingTask) -> list[str]:
     """Write how a plan was made and what is known about it, for a log."""
     used = [size / GIB for size in plan.bytes_by_rank(task.topology)]
-    kinds = f"{_of_kinds(task)}{_counted(plan.replicated_tables, 'replicated table')}"
     lines = [
-        f"{report.made_by}: {len(plan.shards)} shards of {len(task.tables)} tables"
-        f"{kinds}{_counted(plan.half_tables(), 'table', ' in fp16')} in {report.solve_s:.3f} s",
+        f"{report.made_by}: {_shards_of_tables(plan, task)}"
+        f"{_counted(plan.replicated_tables, 'replicated table')}"
+        f"{_counted(plan.half_tables(), 'table', ' in fp16')} in {report.solve_s:.3f} s",
         forecast(report),
-        f"{min(used):.2f} to {max(used):.2f} GiB a rank, of {task.topology.rank_memory_text}",
+        f"{span(used, '.2f')} GiB a rank, of {task.topology.rank_memory_text}",
         None if report.profile_value is None else profile_value_text(report.profile_value),
     ]
     return [line for line in lines if line is not None]
@@ -58,11 +58,12 @@ def rounding(precision: ExchangePrecision) -> str:
     return "" if precision.is_exact else f" with exchanges in {precision}"
 
 
-def _of_kinds(task: ShardingTask) -> str:
-    """Write the numbers of sequences and of modules; nothing for pooled tables of one module."""
-    number = sum(not table.pooled for table in task.tables)
+def _shards_of_tables(plan: ShardingPlan, task: ShardingTask) -> str:
+    """Write the numbers of shards and tables, of sequences if there are any, and of modules."""
+    sequences = sum(not table.pooled for table in task.tables)
     modules = len({(table.module, table.pooled) for table in task.tables})
-    text = f", {number} of them sequence{'s' if number > 1 else ''}" if number else ""
+    text = f"{quantity(len(plan.shards), 'shard')} of {quantity(len(task.tables), 'table')}"
+    text += f" ({quantity(sequences, 'sequence')})" if sequences else ""
     return text + (f", in {modules} modules" if modules > 1 else "")
 
 
@@ -75,7 +76,7 @@ def _kind(table: Table) -> str:
 
 def _counted(names: Sequence[str], what: str, kind: str = "") -> str:
     """Write how many tables are of a kind, to be appended to a text; nothing for none."""
-    return f", {len(names)} {what}{'s' if len(names) > 1 else ''}{kind}" if names else ""
+    return f", {quantity(len(names), what)}{kind}" if names else ""
 
 
 def profile_value_text(value: ProfileValue) -> str:
@@ -171,8 +172,9 @@ def _alternative(other: Alternative, cost_ms: float, same_task_ms: float | None)
     text = f"{other.change}: {other.cost_ms:.2f} ms, {less:.1f} % less"
     if same_task_ms is None:
         return text
-    share = max(0.0, 100 * (1 - other.cost_ms / same_task_ms))
-    return f"{text}; {share:.1f} % less than another plan without it"
+    share = 100 * (1 - other.cost_ms / same_task_ms)
+    gain = "no gain over" if share < 0.05 else f"{share:.1f} % less than"
+    return f"{text}; {gain} another plan without it"
 
 
 def explain(
@@ -186,8 +188,8 @@ def explain(
     shares = {rank: shares_of_rank(plan, task, rank, cost) for rank in range(plan.world_size)}
     slowest_first = list(shares)
     lines = [
-        f"**{report.made_by}**: {len(plan.shards)} shards of {len(task.tables)} tables"
-        f"{_of_kinds(task)} on {plan.world_size} ranks, "
+        f"**{report.made_by}**: {_shards_of_tables(plan, task)} on "
+        f"{quantity(plan.world_size, 'rank')}, "
         f"{sum(plan.bytes_by_rank(task.topology)) / GIB:.3f} GiB"
         f"{_counted(plan.half_tables(), 'table', ' in fp16')}{rounding(plan.exchange_precision)}."
     ]

@@ -1,9 +1,9 @@
-"""Tables of figures, in Markdown or as aligned text for terminals."""
+"""Tables of figures, in Markdown or as aligned text for terminals; quantities and ranges."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Number
 
@@ -72,6 +72,17 @@ class TextTable:
             for row in self.rows
         ]
         return [[column.title for column in columns], *body]
+
+
+def quantity(number: int, noun: str) -> str:
+    """Write a number with its noun, such as 1 job or 2,000 jobs."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def span(values: Iterable[float], spec: str = "") -> str:
+    """Write the least and the largest value, or one of them if they look the same."""
+    found = sorted(values)
+    return " to ".join(dict.fromkeys(format(value, spec) for value in (found[0], found[-1])))
 
 
 def escaped(text: str) -> str:

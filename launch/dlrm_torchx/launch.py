@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 from torchx.runner import get_runner
 
 from dlrm_sharded.files.errors import ConfigError, IncompleteSweepError
+from dlrm_sharded.files.text_table import quantity
 from dlrm_sharded.ranks.process import kept_signals
 from dlrm_sharded.runs.owner import claim
 from dlrm_torchx.compose import prepare
@@ -106,7 +107,7 @@ def check_same_sweep(
     there = [record["overrides"] for record in records]
     if here == there:
         return
-    reason = f"it has {len(there)} jobs, and these are {len(here)}"
+    reason = f"it has {quantity(len(there), 'job')}, and these are {len(here)}"
     for num, (this, that) in enumerate(zip(here, there, strict=False)):
         if this != that:
             mine, others = sorted({*this} - {*that}), sorted({*that} - {*this})
@@ -121,7 +122,8 @@ def check_same_sweep(
 def returns(jobs: Sequence[SweepJob], sweep_dir: Path) -> list[JobReturn]:
     """Return the results for Hydra's sweeper; reading the value of a failed job raises."""
     failed = [job for job in jobs if job.state is not JobState.SUCCEEDED]
-    lines = [f"{len(failed)} of {len(jobs)} jobs did not succeed; sweep in {short_path(sweep_dir)}"]
+    of_all = f"{len(failed)} of {quantity(len(jobs), 'job')}"
+    lines = [f"{of_all} did not succeed; sweep in {short_path(sweep_dir)}"]
     for job in failed:
         where = ""
         if job.handle is not None:
@@ -130,11 +132,8 @@ def returns(jobs: Sequence[SweepJob], sweep_dir: Path) -> list[JobReturn]:
         reason = "" if job.reason is None else f": {job.reason}"
         lines.append(f"  {job.title}: {job.state}{reason}{where}")
     error = IncompleteSweepError("\n".join(lines))
-    job_returns = []
-    for job in jobs:
-        job_return = job.returned
-        if job_return is None:
-            job_return = JobReturn(overrides=job.overrides, cfg=job.config, status=JobStatus.FAILED)
-            job_return.return_value = error
-        job_returns.append(job_return)
-    return job_returns
+    return [
+        job.returned
+        or JobReturn(job.overrides, job.config, status=JobStatus.FAILED, _return_value=error)
+        for job in jobs
+    ]

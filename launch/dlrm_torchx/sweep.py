@@ -26,6 +26,7 @@ from torchx.specs import AppDef, InvalidRunConfigException, parse_mounts
 from dlrm_sharded.files.errors import ConfigError, UserError
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.files.line_file import STAGED, deliver
+from dlrm_sharded.files.text_table import quantity
 from dlrm_sharded.files.user_cache import journal_folder
 from dlrm_sharded.ranks.attempt import RESTARTS_VARIABLE
 from dlrm_sharded.ranks.gpus import visible_gpus
@@ -104,8 +105,8 @@ class Sweep:
             self._apps.append(app)
             log.info("waiting for %s", handle)
         log.info(
-            "taking up a stopped sweep of %d jobs: %d have succeeded, %d still run, %d start again",
-            len(self.jobs),
+            "taking up a stopped sweep of %s: succeeded: %d, still running: %d, starting again: %d",
+            quantity(len(self.jobs), "job"),
             sum(job.state is JobState.SUCCEEDED for job in self.jobs),
             sum(job.state.is_active for job in self.jobs),
             sum(job.is_restart for job in self.jobs),
@@ -126,8 +127,8 @@ class Sweep:
         limit = self.options.max_parallel or (1 if is_local else max(len(waiting), 1))
         poll_s = self.options.poll_s or (LOCAL_POLL_S if is_local else CLUSTER_POLL_S)
         log.info(
-            "%d jobs of %s ranks on %s, at most %d at a time; sweep in %s",
-            len(waiting),
+            "%s with j=%s on %s, at most %d at a time; sweep in %s",
+            quantity(len(waiting), "job"),
             self.shape.j,
             self.options.scheduler,
             limit,
@@ -151,8 +152,9 @@ class Sweep:
                 time.sleep(poll_s)
         for app in self._apps:
             if app.in_rounds and not app.mailbox.has_return():
-                left = f"the same command makes the {order.num_unmeasured()} measurements left"
-                log.error("the rounds did not end: %s; %s", app.reason, left)
+                left = quantity(order.num_unmeasured(), "measurement")
+                reason = f"{app.reason}; the same command makes the {left} left"
+                log.error("the rounds did not end: %s", reason)
 
     def stop(self) -> None:
         """Cancel apps that still run, after an error or Ctrl-C."""
@@ -160,7 +162,7 @@ class Sweep:
             if job.state is JobState.NOT_STARTED:
                 job.reason = "the sweep was stopped before"
         if active := self._active():
-            log.info("cancelling %d jobs", len(active))
+            log.info("cancelling %s", quantity(len(active), "job"))
             with ThreadPoolExecutor(max_workers=len(active)) as pool:
                 list(pool.map(lambda app: app.cancel(self.runner), active))
 
@@ -213,7 +215,7 @@ class Sweep:
     def _submit(self, app: SweepApp) -> None:
         first = app.jobs[0]
         if app.in_rounds:
-            title, name = f"{len(app.jobs)} runs, then {self.options.rounds} rounds", "rounds"
+            title, name = f"{quantity(len(app.jobs), 'run')} in rounds", "rounds"
             app.mailbox.folder.mkdir(parents=True, exist_ok=True)
             app.mailbox.remove_earlier_attempts()
             (app.mailbox.folder / PROGRESS).unlink(missing_ok=True)
@@ -262,9 +264,10 @@ class Sweep:
         result = "" if job.reason is None else f": {job.reason}"
         if job.returned is not None and isinstance(job.returned.return_value, int | float):
             value = job.returned.return_value
-            shown = f"{value:,.6g}" if math.isfinite(value) else why_unknown(job.config)
-            result = f": {shown}"
-        log.info("%s: %s after %.1f s%s", job.title, job.state, job.seconds, result)
+            named = f"{job.config.get('objective') or 'returned'} {value:,.6g}"
+            result = f": {named if math.isfinite(value) else why_unknown(job.config)}"
+        since = "its submission" if self.options.rounds is None else "the submission of all jobs"
+        log.info("%s: %s %.1f s after %s%s", job.title, job.state, job.seconds, since, result)
 
     def _save(self) -> None:
         jobs = [*self.earlier, *(job.to_json(self.sweep_dir) for job in self.jobs)]

@@ -114,11 +114,13 @@ def test_a_job_without_a_throughput_says_why(tmp_path, caplog):
     caplog.set_level("INFO")
     _, job = after(AppStatus(AppState.SUCCEEDED), tmp_path, returned=True)
     job.config = OmegaConf.create({"objective": "samples_per_s"})
-    for value in (2500.0, math.nan):
+    for value, rounds in ((2500.0, None), (math.nan, 6)):
         job.returned = JobReturn(status=JobStatus.COMPLETED, _return_value=value)
-        Sweep._log_end(cast(Sweep, None), job)
-    assert caplog.messages[0].endswith("s: 2,500")
-    assert "s: no samples_per_s: no step after the warm-up" in caplog.messages[1]
+        options = SimpleNamespace(rounds=rounds)
+        Sweep._log_end(cast(Sweep, SimpleNamespace(options=options)), job)
+    assert caplog.messages[0].endswith(" s after its submission: samples_per_s 2,500")
+    no_value = "s after the submission of all jobs: no samples_per_s: no step after the warm-up"
+    assert no_value in caplog.messages[1]
 
 
 @pytest.mark.parametrize(

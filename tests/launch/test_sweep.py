@@ -70,7 +70,7 @@ def test_environment_and_objective(run_sweep, tmp_path):
     done = run_sweep("+do=read_environment", "hydra.launcher.env={NUMBER: 42.5}")
     assert states_of(tmp_path / "sweep") == ["succeeded"]
     assert "#0 0: succeeded" in done.stdout
-    assert ": 42.5" in done.stdout
+    assert "its submission: returned 42.5" in done.stdout
 
 
 @pytest.mark.parametrize("most", [1, 2])
@@ -159,14 +159,16 @@ def test_a_stopped_sweep_is_taken_up(run_sweep, tmp_path):
     before = jobs_of(tmp_path / "sweep")[0]
 
     second = run_sweep(*overrides)
-    assert "1 have succeeded, 0 still run, 1 start again" in second.stdout
+    assert "sweep of 2 jobs: succeeded: 1, still running: 0, starting again: 1" in second.stdout
     assert "#1 +do=succeed_when_resumed: succeeded" in second.stdout
-    assert re.search(r"#1 .* succeeded after .*: 1\n", second.stdout), "it was given resume=auto"
+    assert re.search(r"#1 .* succeeded .* s after its submission: returned 1\n", second.stdout), (
+        "it was given resume=auto"
+    )
     assert states_of(tmp_path / "sweep") == ["succeeded", "succeeded"]
     assert jobs_of(tmp_path / "sweep")[0] == before
 
     third = run_sweep(*overrides)
-    assert "2 have succeeded, 0 still run, 0 start again" in third.stdout
+    assert "succeeded: 2, still running: 0, starting again: 0" in third.stdout
     assert [(tmp_path / f"starts_{rank}").read_text() for rank in (0, 1)] == ["x", "x"]
 
 
@@ -186,7 +188,7 @@ def test_a_sweep_whose_driver_was_killed(sweep_command, run_sweep, tmp_path):
     wait_until(lambda: not processes_naming(folder), "no process is left")
     (tmp_path / "meet_b").touch()
     done = run_sweep(*overrides)
-    assert "0 have succeeded, 0 still run, 1 start again" in done.stdout
+    assert "succeeded: 0, still running: 0, starting again: 1" in done.stdout
     assert states_of(tmp_path / "sweep") == ["succeeded", "succeeded"]
 
 

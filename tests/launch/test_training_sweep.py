@@ -59,7 +59,7 @@ def test_the_objective_reaches_the_driver(finished_sweep):
     for i, run in enumerate(RUNS):
         throughput = result_of(finished_sweep / run)["samples_per_s"]
         line = next(line for line in said.splitlines() if f"#{i} " in line and "succeeded" in line)
-        assert line.endswith(f": {throughput:,.6g}")
+        assert line.endswith(f"after its submission: samples_per_s {throughput:,.6g}")
 
 
 def test_comparison(finished_sweep):

@@ -28,7 +28,7 @@ def test_a_folder_of_an_earlier_version_is_planned_again(tmp_path, caplog):
     with caplog.at_level("INFO"):
         run([case_of()], tmp_path)
     assert "line 1 (damaged)" in caplog.text
-    assert "1 cases planned" in caplog.text
+    assert "1 case planned" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_the_same_command_goes_on(tmp_path, caplog):
         again = run(cases, tmp_path)
     assert "reusing 2 of 3 cases" in caplog.text
     assert "1 of 3 lines of the journal of cases" in caplog.text
-    assert "1 cases planned" in caplog.text
+    assert "1 case planned" in caplog.text
     assert [entry.outcome for entry in again[:2]] == [entry.outcome for entry in before[:2]]
     assert len(path.read_bytes().splitlines()) == 4
 
@@ -96,7 +96,7 @@ def test_more_time_is_another_chance(tmp_path, caplog):
     run([failing], tmp_path, limit_s=5.0)
     with caplog.at_level("INFO"):
         run([failing], tmp_path, limit_s=4.0)
-        assert "reusing 1 of 1 cases" in caplog.text
+        assert "reusing 1 of 1 case" in caplog.text
         caplog.clear()
         run([failing], tmp_path, limit_s=6.0)
         assert "reusing" not in caplog.text

@@ -16,7 +16,7 @@ from dlrm_sharded.explain import diagnosis as module
 from dlrm_sharded.explain.diagnosis import BOUNDING_FRACTION, MAX_RANKS, MAX_SPLITS, diagnose
 from dlrm_sharded.explain.text import forecast, sections
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
-from dlrm_sharded.plans.plan_report import Diagnosis
+from dlrm_sharded.plans.plan_report import Alternative, Diagnosis
 from dlrm_sharded.plans.task import ShardingTask
 from tests.unit.cost.plans import Planned, planned
 from tests.unit.search.synthetic import MODELS, model_of
@@ -204,6 +204,11 @@ def test_without_time_nothing_is_searched(monkeypatch: pytest.MonkeyPatch) -> No
     assert (found.splits, found.num_split) == ((), 1)
     assert sections(found)["Gains of splits"] == ["split tables not looked at: 1"]
     assert len(found.bounding) == found.num_bounding > 0
+    others = [Alternative("another plan", 5.0), Alternative("10 % more memory", 4.999)]
+    found = dataclasses.replace(found, cost_ms=10.0, alternatives=tuple(others))
+    assert sections(found)["Gains of alternatives"][2] == (
+        "10 % more memory: 5.00 ms, 50.0 % less; no gain over another plan without it"
+    )
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import math
 
-from dlrm_sharded.files.text_table import Column, TextTable
+from dlrm_sharded.files.text_table import Column, TextTable, quantity, span
 
 TABLE = TextTable(
     ["sharder", Column("cost, ms", ",.2f", align=">"), Column("ranks", align=">")],
@@ -27,3 +27,8 @@ def test_a_terminal_has_aligned_columns() -> None:
         "dim             -       16",
         "a|b c         nan  unknown",
     ]
+
+
+def test_quantities_are_singular_or_plural_and_ranges_have_two_ends() -> None:
+    assert [quantity(n, "job") for n in (0, 1, 2000)] == ["0 jobs", "1 job", "2,000 jobs"]
+    assert [span([4, 2, 4]), span([4, 4]), span([0.121, 0.124], ".2f")] == ["2 to 4", "4", "0.12"]
