@@ -15,7 +15,7 @@ from dlrm_sharded.contest.cases import Entry, Measurement, Setting
 from dlrm_sharded.contest.scores import Score, by_plan, in_common, scores, write_tables
 from dlrm_sharded.files.json_files import replace_file, replaced_file
 from dlrm_sharded.files.provenance import commit, cpu_name, versions
-from dlrm_sharded.files.text_table import Column, TextTable
+from dlrm_sharded.files.text_table import Column, TextTable, quantity, span
 from dlrm_sharded.runs.comparison_figures import plot_ratios
 
 SUMMARY, PLOT = "summary.md", "ratios.png"
@@ -52,7 +52,7 @@ def write_report(
     table, result = score_table(found, setting.reference), verdict(found, setting.reference)
     lines, failed = notes(found, plans, setting), failures(plans)
     texts = ["# Comparison of sharders", _heading(plans, setting)]
-    shown = [f"comparison of {plans['task'].n_unique()} tasks:\n{table.text()}"]
+    shown = [f"comparison of {quantity(plans['task'].n_unique(), 'task')}:\n{table.text()}"]
     if any(plans["topology"]):
         columns = [Column(name, ",.4g") for name in TOPOLOGY_COLUMNS]
         cases = TextTable(columns, plans.select(TOPOLOGY_COLUMNS).rows())
@@ -80,7 +80,7 @@ def plot_scores(found: Sequence[Score], reference: str) -> Figure:
     ranked = sorted(found, key=lambda one: getattr(one.ratios["predicted"], "ratio", math.inf))
     names = [f"{score} ({score.num_solved}/{score.plans.height})" for score in ranked]
     series = {kind: [score.ratios[kind] for score in ranked] for kind in found[0].ratios}
-    return plot_ratios(names, series, f"cost / {reference}, 95 % intervals (plans / tasks)")
+    return plot_ratios(names, series, f"cost / {reference}'s, 95 % intervals (plans / tasks)")
 
 
 def score_table(found: Sequence[Score], reference: str) -> TextTable:
@@ -92,8 +92,10 @@ def score_table(found: Sequence[Score], reference: str) -> TextTable:
     rows = []
     for score in found:
         row: list[object] = [score, f"{score.num_solved}/{score.plans.height}"]
+        is_reference = score.plans["sharder"][0] == reference
         for kind, ratio in score.ratios.items():
-            row += [ratio and ratio.text(4), "/".join(map(str, score.tallies[kind]))]
+            tally = "/".join(map(str, score.tallies[kind]))
+            row += ["reference", None] if is_reference else [ratio and ratio.text(4), tally]
         gaps = [100 * gap for gap in score.plans["gap"].drop_nulls()]
         seconds = score.plans["solve_s"].to_list()
         row.append(f"{fmean(gaps):.1f}, {max(gaps):.1f} ({len(gaps)})" if gaps else None)
@@ -107,9 +109,9 @@ def notes(found: Sequence[Score], plans: pl.DataFrame, setting: Setting) -> list
     without = [score.plans["sharder"][0] for score in found if not score.num_solved]
     but = f" but {', '.join(without)}, without any plan," if without else ""
     texts = [
-        f"Ratios are costs over those of {setting.reference}, on the {common} of {num_tasks} tasks "
-        f"that all of them{but} solve: the median of the pairwise means (Hodges and Lehmann) with "
-        "Wilcoxon's 95 % interval, which needs 6 tasks.",
+        f"Ratios are costs divided by those of {setting.reference} (above 1 costs more), on the "
+        f"tasks that all of them{but} solve ({common} of {num_tasks}): the median of the "
+        "pairwise means (Hodges and Lehmann) with Wilcoxon's 95 % interval, which needs 6 tasks.",
         f"A tie with {setting.reference} is a difference of at most {100 * setting.margin:g} % of "
         "the predicted cost; a plan where the other one has none is a win.",
         "The gap is the distance from the best lower bound that any of them proves for a task.",
@@ -130,7 +132,7 @@ def verdict(found: Sequence[Score], reference: str) -> str:
     if predicted.ratio >= 1:
         return f"none of them is cheaper than {reference}"
     measured = f", measured {ratio.text(4)}" if (ratio := best.ratios.get("measured")) else ""
-    return f"{best} costs {reference} x {predicted.text(4)}{measured}"
+    return f"the predicted cost of {best} over {reference}'s is {predicted.text(4)}{measured}"
 
 
 def failures(plans: pl.DataFrame) -> list[str]:
@@ -146,17 +148,17 @@ def failures(plans: pl.DataFrame) -> list[str]:
 
 def _heading(plans: pl.DataFrame, setting: Setting) -> str:
     """Say on which tasks, with which costs and on which machine the sharders are compared."""
-    sizes = [plans[name].to_list() for name in ("num_tables", "world_size")]
-    tables, ranks = (f"{min(found)} to {max(found)}" for found in sizes)
+    tables, ranks = (span(plans[name]) for name in ("num_tables", "world_size"))
     used = plans.select("cost_model", "prices").unique(maintain_order=True)
     cost_models = "; ".join(f"{model}, digest {digest}" for model, digest in used.rows())
     software = ", ".join(f"{name} {version}" for name, version in versions().items())
     load = ", ".join(f"{load:.2f}" for load in os.getloadavg())
     return (
-        f"{plans['task'].n_unique()} tasks of {tables} tables on {ranks} ranks. "
+        f"{quantity(plans['task'].n_unique(), 'task')}; tables: {tables}; ranks: {ranks}. "
         f"Cost model: {cost_models}. "
-        f"{setting.num_workers} cases at once, {setting.limit_s:g} s each, on {cpu_name()} with "
-        f"{os.cpu_count()} cores; load average at the end: {load}. Commit {commit()}; {software}."
+        f"{quantity(setting.num_workers, 'case')} at once, {setting.limit_s:g} s each, on "
+        f"{cpu_name()} with {quantity(os.cpu_count() or 1, 'core')}; load average at the end: "
+        f"{load}. Commit {commit()}; {software}."
     )
 
 

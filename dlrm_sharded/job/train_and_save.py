@@ -177,6 +177,7 @@ def conclude(
         device=device_name(device),
         batch_size=settings.batch_size,
         seed=settings.seed,
+        ranks_per_host=planned.task.topology.ranks_per_host,
         interruptions=prepared.start.num_interruptions,
         estimated_peak_gib=planned.memory.estimated_peak_bytes(on_cuda=on_cuda) / GIB,
     )

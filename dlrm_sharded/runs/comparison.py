@@ -25,13 +25,15 @@ PREDICTION_ERROR = "prediction_error"
 """Predicted over measured embedding cost, minus 1."""
 
 FIGURES = (*METRICS, PREDICTION_ERROR)
-HARDWARE = ("world_size", "device")
-PLATFORM = (*HARDWARE, "versions")
+HARDWARE = {"ranks": "world_size", "ranks per host": "ranks_per_host", "device": "device"}
+"""Columns by their titles in texts."""
+
+PLATFORM = (*HARDWARE.values(), "versions")
 CONDITIONS = ("setting", *PLATFORM)
 """Columns in which runs must agree to be ranked against each other."""
 
 OF_RUN = ("sharder", "options", "setting", "seed", "state", "reason", "log", "seconds")
-OF_RESULT = (*HARDWARE, "batch_size", "commit", "prices_digest")
+OF_RESULT = (*HARDWARE.values(), "batch_size", "commit", "prices_digest")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,11 @@ class Row:
     conditions: Mapping[str, str]
     fields: Mapping[str, Any]
     ratios: Ratios
+
+    def is_reference(self, name: str) -> bool:
+        """Return whether the other rows' ratios of this name are over this row."""
+        is_first = self.ratios is not NO_RATIOS and self.ratios["time_over_fastest"] is None
+        return self.label == BASELINE if name == "time_over_random" else is_first
 
     def spread(self, figure: str) -> tuple[float, float, int]:
         """Return mean and standard deviation (n - 1) of a figure, and how many runs have it.
@@ -184,10 +191,9 @@ def _rankings(table: pl.DataFrame, runs: Sequence[Run]) -> dict[tuple[Any, ...],
 
 
 def _order(row: Row) -> tuple[object, ...]:
-    fields, behind = row.fields, row.ratios["fastest_over"]
+    fields, behind = row.fields, row.ratios["time_over_fastest"]
     return (
-        _by_number(fields["setting"]),
-        (fields["world_size"] or -1, fields["device"] or "", fields["versions"] or ""),
+        [_by_number(str(fields[name] or "")) for name in CONDITIONS],
         fields["sharder"] != BASELINE,
         row.ratios is NO_RATIOS,
         0.0 if behind is None else -behind.ratio,
@@ -200,8 +206,9 @@ def _conditions(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
     """Yield, for each row, its values of the conditions in which any two rows differ."""
     texts = {
         "setting": without_common([row["setting"] for row in rows])[1],
-        "ranks": [str(row["world_size"] or "unknown") for row in rows],
-        "device": [row["device"] or "unknown" for row in rows],
+        **{
+            title: [str(row[name] or "unknown") for row in rows] for title, name in HARDWARE.items()
+        },
         "versions": without_common([row["versions"] or "unknown" for row in rows])[1],
     }
     differing = {title: of_title for title, of_title in texts.items() if len({*of_title}) > 1}
@@ -224,7 +231,7 @@ def _ratio_fields(ratios: Ratios) -> dict[str, float | bool | None]:
         names = (name, f"{name}_low", f"{name}_high", f"{name}_pairs")
         values = [None] * 4 if ratio is None else dataclasses.astuple(ratio)
         fields |= dict(zip(names, values, strict=True))
-    behind = ratios["fastest_over"]
+    behind = ratios["time_over_fastest"]
     return {**fields, "tie": None if behind is None else behind.is_tie}
 
 

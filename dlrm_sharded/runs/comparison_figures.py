@@ -21,7 +21,7 @@ from dlrm_sharded.explain.text import STAGE_TITLES
 from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.runs.comparison import BASELINE, Comparison, Row
 from dlrm_sharded.runs.comparison_text import comparison_markdown
-from dlrm_sharded.runs.ranking import NO_RATIOS, PairedRatio
+from dlrm_sharded.runs.ranking import PairedRatio
 from dlrm_sharded.runs.run_events import EventFile
 
 EVENT_FILE_SUFFIX = ".comparison"
@@ -88,7 +88,7 @@ def comparison_figures(comparison: Comparison) -> dict[str, Figure]:
         for conditions, rows in grouped.items():
             figures[_tag("comparison", name, *conditions)] = _plot(rows, bars, end)
     for conditions, rows in grouped.items():
-        if any(row.ratios["fastest_over"] for row in rows):
+        if any(row.ratios["time_over_fastest"] for row in rows):
             ratios = {"": [_over_fastest(row)[1] for row in rows]}
             figures[_tag("comparison", "relative_throughput", *conditions)] = plot_ratios(
                 [_name(row) for row in rows], ratios, "throughput / the fastest's, 95 % intervals"
@@ -167,9 +167,9 @@ def _fill_color(ratio: PairedRatio) -> str | None:
 
 def _over_fastest(row: Row) -> tuple[PairedRatio | None, PairedRatio | None]:
     """Return embedding cost and throughput relative to the fastest row's; None where unknown."""
-    behind = row.ratios["fastest_over"]
+    behind = row.ratios["time_over_fastest"]
     if behind is None:
-        return (FASTEST, FASTEST) if row.ratios is not NO_RATIOS else (None, None)
+        return (FASTEST, FASTEST) if row.is_reference("time_over_fastest") else (None, None)
     high = 1 / behind.low if behind.low else math.inf
     speed = PairedRatio(1 / behind.ratio, 1 / behind.high, high, behind.num_pairs)
     return row.ratios["cost_over_fastest"], speed
@@ -220,11 +220,8 @@ def _rows_of(names: Sequence[str], label: str) -> tuple[Figure, Axes]:
 
 
 def _name(row: Row) -> str:
-    name, num, num_all = _cut(row.label), row.fields["succeeded"], row.fields["runs"]
+    """Return the name of a row, without its middle if it is too long to show."""
+    name, num, num_all = row.label, row.fields["succeeded"], row.fields["runs"]
+    if len(name) > MAX_NAME:
+        name = f"{name[: MAX_NAME // 2 - 1]}…{name[1 - MAX_NAME // 2 :]}"
     return f"{name} ({num}/{num_all})" if num < num_all else name
-
-
-def _cut(name: str) -> str:
-    """Cut the middle of a name that is too long to show."""
-    half = MAX_NAME // 2
-    return name if len(name) <= MAX_NAME else f"{name[: half - 1]}…{name[1 - half :]}"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import polars as pl
 
-from dlrm_sharded.files.text_table import Column, TextTable, escaped
+from dlrm_sharded.files.text_table import Column, TextTable, escaped, quantity, span
 from dlrm_sharded.plans.plan_cost import STAGES
-from dlrm_sharded.runs.comparison import PREDICTION_ERROR, Comparison, Row, without_common
+from dlrm_sharded.runs.comparison import HARDWARE, PREDICTION_ERROR, Comparison, Row, without_common
 from dlrm_sharded.runs.rounds import disturbance_text, read_rounds
 from dlrm_sharded.runs.run_folder import SUCCEEDED
 
@@ -19,9 +19,9 @@ MEANS = {
     "gap": ("gap", ",.1%"),
     "planning, s": ("plan_solve_s", ",.3f"),
     "samples/s": ("samples_per_s", ",.0f"),
-    "x random [95 %]": ("over_random", ""),
-    "fastest x [95 %]": ("fastest_over", ""),
-    "cost x [95 %]": ("cost_over_fastest", ""),
+    "time / random's [95 %]": ("time_over_random", ""),
+    "time / fastest's [95 %]": ("time_over_fastest", ""),
+    "cost / fastest's [95 %]": ("cost_over_fastest", ""),
 }
 STAGE_MEANS = {
     "critical path, ms": ("critical_path_ms", ",.2f"),
@@ -33,11 +33,11 @@ STAGE_MEANS = {
 
 ABOUT_MEANS = """\
 Figures are means over the runs that succeeded, ± their standard deviation (n - 1). With rounds,
-they are those of the trainings before them, so compare sharders by the ratios. "x random" is
-the throughput over that of random, "fastest x" that of the fastest over that of the row, and
-"cost x" the embedding cost over that of the fastest, with 95 % intervals from pairs of runs
-with the same seed and round; runs with the same plan count as one. Gap is an upper limit on how
-far the plan's predicted embedding cost is above the lowest possible one."""
+they are those of the trainings before them, so compare sharders by the ratios. A ratio divides a
+row's time per sample (1 / throughput) or embedding cost by that of the reference, random or the
+fastest: above 1, the row is slower or costs more. The 95 % intervals are from pairs of runs with
+the same seed and round; runs with the same plan count as one. Gap is an upper limit on how far
+the plan's predicted embedding cost is above the lowest possible one."""
 ABOUT_STAGES = """\
 Times are in ms; those of stages are maxima over the ranks. The critical path is the sum of the
 stages; input dist, the redistribution of the ids, comes before them. The embedding cost is their
@@ -83,7 +83,7 @@ def _table(comparison: Comparison, means: Mapping[str, tuple[str, str]]) -> Text
         for title, mean in means.items()
         if title not in hidden
     }
-    cells = {title: of_rows for title, of_rows in cells.items() if any(of_rows)}
+    cells = {title: found for title, found in cells.items() if {*found} - {None, "reference"}}
     cells["runs"] = [f"{row.fields['succeeded']} / {row.fields['runs']}" for row in rows]
     labels = {"sharder": [row.label for row in rows]}
     labels |= {title: [row.conditions[title] for row in rows] for title in rows[0].conditions}
@@ -94,7 +94,7 @@ def _table(comparison: Comparison, means: Mapping[str, tuple[str, str]]) -> Text
 def _cell(row: Row, figure: str, spec: str) -> str | None:
     if not spec:
         ratio = row.ratios[figure]
-        return None if ratio is None else ratio.text()
+        return ratio.text() if ratio else "reference" if row.is_reference(figure) else None
     mean, std, num = row.spread(figure)
     if not num:
         return None
@@ -110,9 +110,9 @@ def _about(comparison: Comparison) -> Iterator[str]:
     table = comparison.table
     ran = table.filter(pl.col("state") == SUCCEEDED)
     num_seeds = table["seed"].drop_nulls().n_unique()
-    yield f"{table.height} runs, {ran.height} succeeded; {num_seeds} seeds"
+    yield f"{quantity(table.height, 'run')}, {ran.height} succeeded; {quantity(num_seeds, 'seed')}"
     counted = {
-        "hardware": table.select(pl.format("{} ranks, {}", "world_size", "device")).to_series(),
+        **{title: table[name] for title, name in HARDWARE.items()},
         "versions": table["versions"],
         "commit": ran["commit"].cast(pl.String).str.head(12),
         "batch size": ran["batch_size"],
@@ -124,7 +124,7 @@ def _about(comparison: Comparison) -> Iterator[str]:
     elif waits := ran["core_wait"].drop_nulls().to_list():
         yield (
             f"not measured side by side: on {_counted(ran['hosts'])}; others had the cores for "
-            f"{min(waits):.0%} to {max(waits):.0%} of a training"
+            f"{span(waits, '.0%')} of a training"
         )
     if not _has_one_cost_model(comparison):
         yield "cost models: not the same in all, so predictions and bounds are left out"
@@ -143,7 +143,7 @@ def _counted(values: pl.Series) -> str:
     counts = values.cast(pl.String).fill_null("unknown").value_counts(sort=True).rows()
     if len(counts) < 2:
         return str(counts[0][0]) if counts else "unknown"
-    return "; ".join(f"{value} ({count} runs)" for value, count in counts)
+    return "; ".join(f"{value} ({quantity(count, 'run')})" for value, count in counts)
 
 
 def _failures(comparison: Comparison) -> list[str]:

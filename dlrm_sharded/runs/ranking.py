@@ -84,14 +84,14 @@ class PairedRatio:
 
 
 Ratios = Mapping[str, PairedRatio | None]
-"""Ratios of a sharder by name; None if there are no pairs.
+"""Ratios of a sharder by name, above 1 if it is slower or costs more; None if there are no pairs.
 
-fastest_over: the fastest sharder's throughput over this one's; None for the fastest itself.
-cost_over_fastest: this sharder's embedding cost over the fastest one's.
-over_random: this sharder's throughput over the baseline's.
+time_over_fastest: this sharder's time per sample over the fastest one's; None for the fastest.
+cost_over_fastest: this sharder's embedding cost over the fastest one's; None for the fastest.
+time_over_random: this sharder's time per sample over the baseline's; None for the baseline.
 """
 
-NO_RATIOS: Ratios = dict.fromkeys(("fastest_over", "cost_over_fastest", "over_random"))
+NO_RATIOS: Ratios = dict.fromkeys(("time_over_fastest", "cost_over_fastest", "time_over_random"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +106,9 @@ class Ranking:
 
     @property
     def behind(self) -> dict[str, PairedRatio]:
-        """The ratio `fastest_over` of each sharder except the fastest."""
-        return {
-            name: over for name, found in self.ratios.items() if (over := found["fastest_over"])
-        }
+        """The ratio `time_over_fastest` of each sharder except the fastest."""
+        over = {label: found["time_over_fastest"] for label, found in self.ratios.items()}
+        return {label: ratio for label, ratio in over.items() if ratio}
 
     def left_out(self, difference: float) -> set[str]:
         """Return the labels that need no more rounds to find the fastest within a difference.
@@ -143,21 +142,21 @@ class Ranking:
         Fieller, Hartley and Pearson (1957); a perfect order is replaced by one halfway to the next
         best.
         """
-        behind = self.behind.values()
-        ratios = [(one["cost_over_fastest"], one["fastest_over"]) for one in self.ratios.values()]
-        plans = {(1, 1), *((cost.ratio, 1 / over.ratio) for cost, over in ratios if cost and over)}
-        if len(plans) < MIN_PLANS or any(math.isinf(over.high) for over in behind):
+        behind = [
+            (self.ratios[label]["cost_over_fastest"], over) for label, over in self.behind.items()
+        ]
+        plans = {(1, 1), *((cost.ratio, 1 / over.ratio) for cost, over in behind if cost)}
+        if len(plans) < MIN_PLANS or any(math.isinf(over.high) for _, over in behind):
             return None
         found = float(spearmanr([*plans]).statistic)
         most = 1 - 6 / (len(plans) ** 3 - len(plans))
         half_width = norm.ppf((1 + CONFIDENCE) / 2) * math.sqrt(1.06 / (len(plans) - 3))
         middle = math.atanh(max(-most, min(found, most)))
         low, high = math.tanh(middle - half_width), math.tanh(middle + half_width)
-        num_ties = sum(over.is_tie for over in behind)
         return (
             f"embedding cost and throughput of {len(plans)} plans have a rank correlation of "
-            f"{found:.2f} [{low:.2f}, {high:.2f}] (Spearman); noise orders the fastest and its "
-            f"{num_ties} ties, and all tie in a model whose step exchanges or the dense part decide"
+            f"{found:.2f} [{low:.2f}, {high:.2f}] (Spearman); noise orders those that tie, "
+            "and all tie in a model whose step exchanges or the dense part decide"
         )
 
 
@@ -214,7 +213,7 @@ def rank(rows: Sequence[Mapping[str, Any]], *, baseline: str | None = None) -> R
 
     Args:
         rows: see `measured`.
-        baseline: label of the sharder to which `over_random` refers.
+        baseline: label of the sharder to which `time_over_random` refers.
     """
     if not rows:
         return NO_RANKING
@@ -229,9 +228,9 @@ def rank(rows: Sequence[Mapping[str, Any]], *, baseline: str | None = None) -> R
     behind = {label: ratio for label in labels if (ratio := over.get((first, label))) is not None}
     ratios = {
         label: {
-            "fastest_over": behind.get(label),
+            "time_over_fastest": behind.get(label),
             "cost_over_fastest": None if label == first else _ratio(costs, label, first),
-            "over_random": None if label == baseline else _ratio(speeds, label, baseline),
+            "time_over_random": None if label == baseline else _ratio(speeds, baseline, label),
         }
         for label in [first, *sorted(behind, key=lambda label: behind[label].ratio)]
     }
@@ -252,8 +251,8 @@ def _by_label(found: pl.DataFrame, figure: str) -> pl.DataFrame:
     )
 
 
-def _ratio(figures: pl.DataFrame, over: str, under: str | None) -> PairedRatio | None:
+def _ratio(figures: pl.DataFrame, over: str | None, under: str) -> PairedRatio | None:
     """Return the ratio of two columns of `_by_label`; None if they have no pair."""
-    if under is None or not {over, under} <= {*figures.columns}:
+    if over is None or not {over, under} <= {*figures.columns}:
         return None
     return paired_ratio(figures[over], figures[under])

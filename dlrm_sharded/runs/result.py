@@ -67,6 +67,7 @@ class RunResult:
     sharder: Text | None = None
     costs: Text | None = None
     world_size: Int | None = None
+    ranks_per_host: Int | None = None
     batch_size: Int | None = None
     device: Text | None = None
     pipeline: Text | None = None

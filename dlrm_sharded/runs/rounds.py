@@ -18,6 +18,7 @@ import numpy as np
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.limited import Int, NonNegative, PositiveFloat
 from dlrm_sharded.files.line_file import LineFile
+from dlrm_sharded.files.text_table import quantity, span
 from dlrm_sharded.ranks.gpus import GpuStates
 
 FILE_NAME = "rounds.jsonl"
@@ -99,9 +100,13 @@ def rounds_to_repeat(runs: Sequence[Mapping[int, Round]]) -> list[int]:
 
 
 def disturbance_text(runs: Sequence[Mapping[int, Round]]) -> str:
-    """Return a text with the number of rounds that were repeated, and that are still disturbed."""
-    repeated = {number for rounds in runs for number in rounds if rounds[number].attempt}
+    """Return the numbers of rounds, of repeated and disturbed ones, and the load of all rounds."""
+    measured = [found for rounds in runs for found in rounds.values()]
+    repeated = {found.round for found in measured if found.attempt}
+    loads = [load for found in measured for load in found.hosts.values()]
     return (
-        f"{len(set().union(*runs))} rounds, of which {len(repeated)} were measured again, and "
-        f"{len(disturbed_rounds(runs))} are disturbed by other work"
+        f"{quantity(len(set().union(*runs)), 'round')}; measured again: {len(repeated)}; disturbed "
+        f"by other work: {len(disturbed_rounds(runs))} (load that is equal in all does not count); "
+        f"load average, with the ranks' own work: {span(loads or [0.0], '.2f')}; others had the "
+        f"cores for {span([found.core_wait for found in measured], '.0%')} of a measurement"
     )

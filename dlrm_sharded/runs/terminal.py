@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlrm_sharded.explain.text import difference, rounding
+from dlrm_sharded.files.text_table import quantity
 from dlrm_sharded.plans.plan_cost import FWD_COMPUTE, STAGES, PlanCost
 from dlrm_sharded.plans.plan_report import PlanReport
 from dlrm_sharded.runs.result import NOT_TIMED
@@ -70,8 +71,8 @@ def closing_text(
     if training.best is not None:
         quality += f", {training.best}"
     lines = [
-        f"done: sharder {report.made_by}, {len(cost.per_rank)} ranks, "
-        f"{training.num_steps} steps{rounding(report.exchange_precision)}",
+        f"done: sharder {report.made_by}, {quantity(len(cost.per_rank), 'rank')}, "
+        f"{quantity(training.num_steps, 'step')}{rounding(report.exchange_precision)}",
         f"  embedding cost   {cost.cost_ms:.2f} ms ({predicted}imbalance {cost.imbalance:.2f})",
         f"  critical path    {cost.critical_path_ms:.2f} ms ({stages})",
     ]

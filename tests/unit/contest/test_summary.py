@@ -48,13 +48,16 @@ def test_a_sharder_without_any_plan_empties_no_mean():
     assert [*map(ratio_of, found)] == [1.0, 0.5, None]
     assert found[2].tallies["predicted"] == (0, 0, 2)
     text = first_note(entries)
-    assert "2 of 2 tasks that all of them but c, without any plan, solve" in text
+    assert "tasks that all of them but c, without any plan, solve (2 of 2)" in text
 
 
 def test_no_task_in_common():
     found = scored(entries_of(a=[2, None], b=[None, 1]), "a")
     assert [*map(ratio_of, found)] == [None, None]
-    assert score_table(found, "a").rows[1][1:4] == ["1/2", None, "1/0/1"]
+    assert [row[1:4] for row in score_table(found, "a").rows] == [
+        ["1/2", "reference", None],
+        ["1/2", None, "1/0/1"],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +93,10 @@ def test_measured_costs_decide_by_rounds():
 @pytest.mark.parametrize(
     ("costs", "expected"),
     [
-        ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], "b costs a x 0.5000 [0.5000, 0.5000]"),
+        (
+            [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+            "the predicted cost of b over a's is 0.5000 [0.5000, 0.5000]",
+        ),
         ([1.0, 6.0, 3.0, 12.0, 5.0, 6.0], "] tie"),
         ([3.0, 6.0, 9.0, 12.0, 15.0, 18.0], "none of them is cheaper than a"),
     ],

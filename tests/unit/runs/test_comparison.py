@@ -37,7 +37,12 @@ def run_of(sharder: str, seed: int | None = 0, *, sweep: str = "sweep", **change
 def ran(sharder: str = "dim", seed: int | None = 0, **changes: Any) -> Run:
     """A run that succeeded."""
     of_run = {key: changes.pop(key) for key in ("setting", "options", "sweep") if key in changes}
-    fields = {"device": "cpu: test", "world_size": 2, "versions": {"torch": "2.13.0"}}
+    fields = {
+        "device": "cpu: test",
+        "world_size": 2,
+        "ranks_per_host": 2,
+        "versions": {"torch": "2.13.0"},
+    }
     result = RunResult(batch_size=64, commit="0123456789abcdef", **fields | changes)
     return run_of(sharder, seed, state=SUCCEEDED, result=result, **of_run)
 
@@ -138,10 +143,10 @@ def test_a_figure_that_some_runs_lack_says_so():
 )
 def test_ratios_are_over_the_same_conditions_only(other):
     runs = [other, ran("dim", 0, samples_per_s=100.0)]
-    assert row_of(summarize(runs), "dim").ratios["over_random"] is None
+    assert row_of(summarize(runs), "dim").ratios["time_over_random"] is None
     pair = ran("random", 0, samples_per_s=80.0, sweep="earlier")
-    ratio = row_of(summarize([*runs, pair]), "dim").ratios["over_random"]
-    assert (ratio.ratio, ratio.num_pairs) == pytest.approx((1.25, 1))
+    ratio = row_of(summarize([*runs, pair]), "dim").ratios["time_over_random"]
+    assert (ratio.ratio, ratio.num_pairs) == pytest.approx((0.8, 1))
 
 
 @pytest.mark.parametrize(
@@ -149,9 +154,10 @@ def test_ratios_are_over_the_same_conditions_only(other):
     [
         ({"setting": "batch_size=128 x=1"}, {"setting": "batch_size=128"}),
         ({"world_size": 8, "device": "H100"}, {"ranks": "8", "device": "H100"}),
+        ({"ranks_per_host": 1}, {"ranks per host": "1"}),
         ({"versions": {"torch": "2.11"}}, {"versions": "torch=2.11"}),
     ],
-    ids=["setting", "hardware", "versions"],
+    ids=["setting", "hardware", "hosts", "versions"],
 )
 def test_what_differs_is_never_averaged(other, conditions):
     here = {"setting": "batch_size=64 x=1"}
@@ -215,16 +221,18 @@ def test_ratios_with_intervals_are_in_tables_files_and_plots(tmp_path):
     comparison = summarize([in_rounds(tmp_path, name, found) for name, found in speeds.items()])
     assert [row.label for row in comparison.rows] == ["random", "zz", "aa"]
     shown = cells(comparison)
-    assert shown["aa"]["x random [95 %]"] == "1.205 [1.200, 1.210]"
-    assert shown["zz"]["fastest x [95 %]"] == "1.000 [0.992, 1.008] tie"
-    assert shown["aa"]["fastest x [95 %]"] == "-"
+    assert shown["aa"]["time / random's [95 %]"] == "0.830 [0.826, 0.833]"
+    assert shown["zz"]["time / fastest's [95 %]"] == "1.000 [0.992, 1.008] tie"
+    references = {"random": "time / random's", "aa": "time / fastest's"}
+    for sharder, title in (*references.items(), ("aa", "cost / fastest's")):
+        assert shown[sharder][f"{title} [95 %]"] == "reference"
     by_name = {row["sharder"]: row for row in comparison.summary.to_dicts()}
     assert [by_name[name]["tie"] for name in speeds] == [False, None, True]
-    assert by_name["random"]["fastest_over"] == pytest.approx(1.205, abs=1e-3)
-    low, high = (by_name["random"][f"fastest_over_{end}"] for end in ("low", "high"))
+    assert by_name["random"]["time_over_fastest"] == pytest.approx(1.205, abs=1e-3)
+    low, high = (by_name["random"][f"time_over_fastest_{end}"] for end in ("low", "high"))
     assert 1.19 < low < 1.205 < high < 1.22
     assert by_name["random"]["cost_over_fastest"] == pytest.approx(1.205, abs=1e-3)
-    assert by_name["random"]["fastest_over_pairs"] == 8
+    assert by_name["random"]["time_over_fastest_pairs"] == 8
     figure = comparison_figures(comparison)["comparison/relative_throughput"]
     assert [text.get_text() for text in figure.axes[0].texts] == ["0.830", "1.000", "1.000"]
     fills = [
@@ -257,7 +265,7 @@ def test_each_setting_has_its_ranking(tmp_path):
     ]
     assert said in comparison_markdown(comparison)
     rounds_file(runs[0].folder).append({**dataclasses.asdict(ROUND), "round": 2, "core_wait": 0.5})
-    assert "8 rounds, of which 0 were measured again, and 1 are disturbed" in comparison_markdown(
+    assert "8 rounds; measured again: 0; disturbed by other work: 1 (load" in comparison_markdown(
         summarize(runs)
     )
 

@@ -85,7 +85,7 @@ def test_a_sweep_is_compared_in_its_own_folder(compared_sweep):
     rows = {row["sharder"]: row for row in rows_of(sweep / "summary.csv")}
     assert list(rows) == ["random", "dim", "size"]
     assert float(rows["random"]["embedding_cost_ms_mean"]) == pytest.approx(25.0)
-    assert float(rows["dim"]["over_random"]) == pytest.approx(2.0)
+    assert float(rows["dim"]["time_over_random"]) == pytest.approx(0.5)
     assert (rows["dim"]["succeeded"], rows["dim"]["runs"]) == ("1", "2")
     runs = [row["run"] for row in rows_of(sweep / "runs.csv")]
     assert sorted(runs) == ["dim_2", "dim_3", "random_0", "random_1", "size_4"]

@@ -144,15 +144,16 @@ def test_all_are_compared_with_the_fastest_and_the_baseline() -> None:
     assert others == ["dim", "random"]
     ratios = found.ratios["dim"]
     values = [ratio and ratio.ratio for ratio in ratios.values()]
-    assert values == pytest.approx([2 / 1.1, 2 / 1.1, 1.1], rel=0.01)
-    assert found.ratios[first]["fastest_over"] is found.ratios["random"]["over_random"] is None
+    assert values == pytest.approx([2 / 1.1, 2 / 1.1, 1 / 1.1], rel=0.01)
+    assert found.ratios[first]["time_over_fastest"] is None
+    assert found.ratios["random"]["time_over_random"] is None
     assert found.left_out(0.02) == {"dim", "random", first, second}, "it is decided"
     assert found.left_out(1e-4) == {"dim", "random"}
 
 
 def test_a_tie_says_how_many_rounds_would_decide() -> None:
-    tie = {"fastest_over": PairedRatio(1.0, 1 / 1.04, 1.04, 10)}
-    found = Ranking({"a": {"fastest_over": None}, "b": tie}, num_seeds=4)
+    tie = {"time_over_fastest": PairedRatio(1.0, 1 / 1.04, 1.04, 10)}
+    found = Ranking({"a": {"time_over_fastest": None}, "b": tie}, num_seeds=4)
     assert found.conclusion() == (
         "a ties with b; hydra.launcher.rounds=10 or more would resolve a difference of 2%"
     )

@@ -95,7 +95,9 @@ def result_of(
     measured: MeasuredCost = MEASURED,
 ) -> RunResult:
     return run_result(
-        PLAN, report, measured, training, device="cpu: test", batch_size=64, seed=3, interruptions=0
+        *(PLAN, report, measured, training),
+        **{"device": "cpu: test", "ranks_per_host": 1, "batch_size": 64, "seed": 3},
+        interruptions=0,
     )
 
 
@@ -114,8 +116,7 @@ def test_all_that_a_run_says(tmp_path):
         "sharder": "test",
         "costs": None,
         "ids_out_of_range": {"film": 7},
-        "world_size": 2,
-        "batch_size": 64,
+        **{"world_size": 2, "ranks_per_host": 1, "batch_size": 64},
         "device": "cpu: test",
         **{"pipeline": "base", "compile_mode": "none", "dense_graph": False},
         "embedding_cost_ms": 10.0,
