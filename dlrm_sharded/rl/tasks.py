@@ -20,13 +20,7 @@ from torch import Tensor
 from dlrm_sharded.accesses.patterns import AccessPattern
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.datasets.table_kinds import HALVES, TABLE_KINDS, drawn_accesses
-from dlrm_sharded.files.errors import (
-    ConfigError,
-    check_choice,
-    check_count,
-    check_flag,
-    check_number,
-)
+from dlrm_sharded.files.errors import ConfigError, check_count, check_flag, check_number
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask, Topology, read_task
 from dlrm_sharded.rl.task_tensors import TaskTensors, table_tensors
@@ -200,7 +194,8 @@ def training_tasks(
     check_number("tasks.largest", largest, above=True, most=1.0)
     check_number("tasks.few_widths", few_widths, most=1.0)
     check_flag("tasks.varied_accesses", varied_accesses)
-    check_choice("tasks.part", part, HALVES)
+    if part not in HALVES:
+        raise ConfigError(f"tasks.part is {part!r}; known: {', '.join(HALVES)}")
     sets = [
         _table_set(name, part, batch_size, varied_accesses=varied_accesses)
         for name in tables

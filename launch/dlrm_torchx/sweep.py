@@ -152,9 +152,8 @@ class Sweep:
                 time.sleep(poll_s)
         for app in self._apps:
             if app.in_rounds and not app.mailbox.has_return():
-                left = quantity(order.num_unmeasured(), "measurement")
-                reason = f"{app.reason}; the same command makes the {left} left"
-                log.error("the rounds did not end: %s", reason)
+                left = f"the same command makes the {order.num_unmeasured()} measurements left"
+                log.error("the rounds did not end: %s; %s", app.reason, left)
 
     def stop(self) -> None:
         """Cancel apps that still run, after an error or Ctrl-C."""
