@@ -155,12 +155,12 @@ def _with_samples(
     """
     if other_work is not None:
         log.warning(
-            "the measurement was disturbed: %s; only this job, or the jobs of this sweep, use it, and "
-            "the next one measures again",
+            "the measurement was disturbed: %s; only this job, or the jobs of this sweep, use it, "
+            "and the next one measures again",
             other_work,
         )
     elif store is None:
-        log.info("journal is none, so only this job, or the jobs of this sweep, use the measurement")
+        log.info("journal is none, so only this job, or those of this sweep, use the measurement")
     elif _append(store, context, collected):
         log.info("kept %d plans in %s, so later runs do not measure", len(collected), store.path)
         return new_planner(context)
