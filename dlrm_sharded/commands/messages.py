@@ -99,10 +99,9 @@ def _unknown_option(named: Path, options: Sequence[str] | None) -> str:
     """Return the message for an unknown option of a group, such as sharder/dimm."""
     if reason := why_removed(f"{named.parent}={named.stem}"):
         return reason
-    if not options:
-        options = options_of(str(named.parent))
+    known = ", ".join(options or options_of(str(named.parent)))
     group = "config" if named.parent == Path() else named.parent
-    return f"there is no {group} {named.name!r}; known: {', '.join(options)}"
+    return f"there is no {group} {named.name!r}; known: {known}"
 
 
 def _known_keys(error: BaseException | None) -> str:

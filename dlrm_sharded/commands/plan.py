@@ -172,7 +172,10 @@ def unused(cfg: DictConfig) -> dict[str, str]:
     reasons = unused_of_costs(cfg) | all_but(cfg, "optimizer", "embedding")
     reasons |= all_but(cfg, "topology", *KEYS_OF_RANKS)
     if cfg.task is not None:
-        of_file = f"the task is that of {cfg.task}; change it there, or name data= in its place"
+        of_file = (
+            f"the task is that of {cfg.task}; change it there, name data= in its place, or plan "
+            f"for other ranks with dlrm-compare tasks={cfg.task} topologies=[...] ranks=[...]"
+        )
         reasons |= dict.fromkeys(("topology", "batch_size", "task_out"), of_file)
     if cfg.again is not None:
         reasons["sharder"] = f"the plan of {cfg.again} is made again by its own sharder"

@@ -49,7 +49,8 @@ def why_removed(name: str) -> str | None:
         if name == removed or ("." in removed and name.startswith(prefix)):
             return f"{name} was removed in 0.3: {instead}"
     group, _, key = name.partition(".")
-    key = key.partition(".")[0]
+    key, _, below = key.partition(".")
     if group == "sharder" and key[:1] != "_" and key in option_node("sharder", "search"):
-        return f"{name} is a key of sharder=search, which 0.2 called neuroshard; use sharder=search"
+        use = f"write 'sharder.{key}={{{below}: ...}}'" if below else "use sharder=search"
+        return f"sharder.{key} is a key of sharder=search; {use}"
     return None

@@ -66,9 +66,9 @@ def _why_generic(name: str | None) -> str:
     """Return a sentence on a GPU that is in no data sheet."""
     unknown = "no GPU is named" if name is None else f"the package has no data sheet of {name!r}"
     return (
-        f"{unknown}, so the figures of {GENERIC} stand for a data-center GPU; name yours with "
-        "hardware=..., state its figures in cost_model.gpu={memory_gb_per_s: ..., link_gb_per_s: "
-        "...}, or set topology.compute_device to cpu if the ranks are CPUs"
+        f"{unknown}, so the figures of {GENERIC} stand for a data-center GPU; in dlrm-plan, name "
+        "yours with hardware=..., or state its figures in cost_model.gpu={memory_gb_per_s: ..., "
+        "link_gb_per_s: ...}; if the ranks are CPUs, set topology.compute_device to cpu"
     )
 
 

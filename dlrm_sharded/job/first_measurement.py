@@ -95,7 +95,7 @@ def with_measured_costs(
             if rank.is_zero:
                 log.warning(
                     "measured only %d plans in %.0f s, too few to know the costs of this hardware; "
-                    "raise calibrate=SECONDS, or skip the measurement with calibrate=never",
+                    "raise calibrate=SECONDS",
                     len(collected),
                     budget_s,
                 )
@@ -109,7 +109,7 @@ def _measured(
     if rank.is_zero:
         log.info(
             "nothing was measured on this hardware yet; the ranks now measure synthetic plans of "
-            "the tables%s, once, for %.0f s (calibrate=never skips this)",
+            "the tables%s, once, for %.0f s (calibrate=never, or None in plan_model, skips this)",
             f" and exchanges of all {rank.world_size} ranks" if rank.world_size > 1 else "",
             budget_s,
         )
@@ -151,16 +151,16 @@ def _with_samples(
 ) -> Planner:
     """Return a planner with the samples, which are stored unless other work disturbed them.
 
-    Samples that are not stored count only for this job and for other jobs of its sweep.
+    Samples that are not stored count only for this plan, or for the jobs of a sweep.
     """
     if other_work is not None:
         log.warning(
-            "the measurement was disturbed: %s; only this job, or the jobs of this sweep, use it, "
-            "and the next one measures again",
+            "the measurement was disturbed: %s; only this plan, or this sweep, uses it, and the "
+            "next one measures again",
             other_work,
         )
     elif store is None:
-        log.info("journal is none, so only this job, or those of this sweep, use the measurement")
+        log.info("journal is none, so only this plan, or this sweep, uses the measurement")
     elif _append(store, context, collected):
         log.info("kept %d plans in %s, so later runs do not measure", len(collected), store.path)
         return new_planner(context)

@@ -15,7 +15,7 @@ from dlrm_sharded.plans.precision import FP32_EXCHANGE, TABLE_BYTES, ExchangePre
 from dlrm_sharded.plans.table_optimizers import CAN_REPLICATE, STATE_BYTES, memory_of, why_not_fused
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, MAX_SHARD_COLUMNS, Table
 
-MEMORY_KEYS = "topology.memory_gib, or memory_bytes in task.json"
+MEMORY_KEYS = "topology.memory_gib, or memory_bytes of task.json or Topology"
 """Where users set the memory of a rank, for messages."""
 
 OPTIMIZER_KEYS = ("bytes_per_element", "optimizer_bytes_per_row")

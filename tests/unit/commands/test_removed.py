@@ -46,10 +46,16 @@ def test_keys_below_a_removed_one_are_refused_too(monkeypatch: pytest.MonkeyPatc
 def test_keys_of_our_search_name_it_where_the_published_one_is_chosen(key: str) -> None:
     with pytest.raises(HydraException) as error:
         composed_config("plan", "sharder=neuroshard", f"sharder.{key}=1")
-    message = f"sharder.{key} is a key of sharder=search, which 0.2 called neuroshard; use "
+    message = f"sharder.{key} is a key of sharder=search; use sharder=search"
     assert (readable_message(error.value) or "").startswith(message)
     with pytest.raises(ConfigError, match=message):
         make_sharder("neuroshard", **{key: 1})
+
+
+def test_a_key_below_one_of_our_search_is_refused_with_the_way_to_write_it() -> None:
+    with pytest.raises(HydraException) as error:
+        composed_config("plan", "sharder.pin.user=[0]")
+    assert (readable_message(error.value) or "").endswith("write 'sharder.pin={user: ...}'")
 
 
 def test_a_sharder_by_name_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
