@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import ModuleSharder
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingCollectionInterface
@@ -18,8 +17,8 @@ from torchrec.modules.mc_modules import ManagedCollisionCollection
 
 from dlrm_sharded.drop_in.module_tables import (
     PLANNED_TYPES,
-    REPLICAS,
     ModuleTables,
+    kernel_of,
     layouts_of_types,
 )
 from dlrm_sharded.drop_in.optimizer_state import FUSED_MODULES, fused_optimizers
@@ -166,11 +165,10 @@ def _trained_types(sharder: ModuleSharder[Any], device: str) -> frozenset[str]:
     All types that TorchRec offers on GPUs also train on CPUs, where it does not offer all of them.
     """
     offered = {*sharder.sharding_types(device), *sharder.sharding_types("cuda")}
-    dense, fused = EmbeddingComputeKernel.DENSE.value, EmbeddingComputeKernel.FUSED.value
     return frozenset(
         name
         for name in PLANNED_TYPES & offered
-        if (dense if name == REPLICAS else fused) in sharder.compute_kernels(name, device)
+        if kernel_of(name) in sharder.compute_kernels(name, device)
     )
 
 

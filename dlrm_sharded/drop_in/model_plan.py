@@ -50,7 +50,8 @@ class ModelTask:
             return planner.plan(self.task)
         except InfeasibleTaskError as error:
             means = (table for of in tables.modules for table in map(of.tables.get, of.averaged))
-            if all(table is None or table.layouts & {"rows"} for table in means):
+            is_too_large = self.task.table_bytes > sum(self.task.topology.rank_memory_bytes)
+            if is_too_large or all(table is None or table.layouts & {"rows"} for table in means):
                 raise
             raise InfeasibleTaskError(f"{error}; {MEANS_IN_ROW_BLOCKS}") from error
 

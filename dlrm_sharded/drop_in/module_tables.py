@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel as Kernel
 from torchrec.distributed.types import ShardingType
 
 from dlrm_sharded.files.errors import InvalidPlanError
@@ -38,6 +39,11 @@ MEANS_IN_ROW_BLOCKS = (
     "pools by the mean lies in row blocks: constrain all tables of its module to row_wise, or give "
     "it a module of its own"
 )
+
+
+def kernel_of(sharding_type: str) -> str:
+    """Return the lookup that trains a type here."""
+    return str((Kernel.DENSE if sharding_type == REPLICAS else Kernel.FUSED).value)
 
 
 def layouts_of_types(types: frozenset[str], topology: Topology) -> frozenset[str]:

@@ -73,11 +73,9 @@ def _larger(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
 
 
 def _state_of(optimizer: str | None) -> tuple[int, int]:
-    if optimizer is None:
-        return 0, 0
     if optimizer in KNOWN_OPTIMIZERS:
         return STATE_BYTES[KNOWN_OPTIMIZERS[optimizer]]
-    return OTHER_STATES.get(optimizer, LARGEST_STATE)
+    return OTHER_STATES.get(optimizer or "none", LARGEST_STATE)
 
 
 def optimizer_of_tables(modules: Sequence[ModuleTables]) -> str | None:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.types import ParameterConstraints
 
 from dlrm_sharded.drop_in.fixed_tables import FixedTable
@@ -18,6 +17,7 @@ from dlrm_sharded.drop_in.module_tables import (
     ROW_TYPES,
     WHOLE_TYPES,
     ModuleTables,
+    kernel_of,
     layouts_of_types,
     only,
 )
@@ -134,21 +134,15 @@ def _allowed(own: ParameterConstraints, where: str, trained: frozenset[str]) -> 
         name
         for name in trained
         if (own.sharding_types is None or name in own.sharding_types)
-        and (own.compute_kernels is None or _kernel(name) in own.compute_kernels)
+        and (own.compute_kernels is None or kernel_of(name) in own.compute_kernels)
     )
     if not left:
         raise ConfigError(
             f"the constraints of {where} have sharding_types={own.sharding_types} and "
             f"compute_kernels={own.compute_kernels}, which leave none of "
-            f"{', '.join(f'{name} ({_kernel(name)})' for name in sorted(trained))}"
+            f"{', '.join(f'{name} ({kernel_of(name)})' for name in sorted(trained))}"
         )
     return left if left == {REPLICAS} else left - {REPLICAS}
-
-
-def _kernel(sharding_type: str) -> str:
-    """Return the lookup that trains a type here."""
-    kernels = EmbeddingComputeKernel
-    return (kernels.DENSE if sharding_type == REPLICAS else kernels.FUSED).value
 
 
 def _fixed(table: Table, types: frozenset[str], found: ModuleTables) -> FixedTable:

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import os
 
-from dlrm_sharded.calibration.hardware_costs import AUTO, hardware_cost_model
-from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.calibration.hardware_costs import AUTO
 from dlrm_sharded.hardware.artifact import CALIBRATED
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.detect import local_context
 from dlrm_sharded.plans.task import Topology
 from dlrm_sharded.ranks.distributed import rank_from_environment
-
-
-def costs_of_run(context: RunContext) -> LearnedCostModel:
-    """Return the cost model of a context with the defaults of `train.yaml`; nothing is measured."""
-    return hardware_cost_model(context, journal=journal_of_user())
 
 
 def journal_of_user() -> str:

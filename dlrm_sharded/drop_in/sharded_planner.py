@@ -16,9 +16,10 @@ from torchrec.distributed.types import ModuleSharder
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 from torchrec.distributed.types import ShardingPlanner as TorchRecPlanner
 
-from dlrm_sharded.calibration.hardware_costs import AUTO, MAX_S
+from dlrm_sharded.calibration.hardware_costs import AUTO, MAX_S, hardware_cost_model
 from dlrm_sharded.commands.sharders import make_planner
 from dlrm_sharded.cost.base import CostModel, caveat_of
+from dlrm_sharded.cost.cost_model_file import cost_model_beside, write_cost_model
 from dlrm_sharded.drop_in.find_tables import find_tables
 from dlrm_sharded.drop_in.job_ranks import check_topology, rank_in_group
 from dlrm_sharded.drop_in.measured_data import KjtsOf, with_measured_accesses
@@ -26,7 +27,7 @@ from dlrm_sharded.drop_in.model_plan import ModelTask
 from dlrm_sharded.drop_in.model_report import ModelReport
 from dlrm_sharded.drop_in.optimizer_state import optimizer_of_tables, with_optimizer_state
 from dlrm_sharded.drop_in.parameter_constraints import Means, constrained
-from dlrm_sharded.drop_in.run_costs import context_of_topology, costs_of_run, journal_of_user
+from dlrm_sharded.drop_in.run_costs import context_of_topology, journal_of_user
 from dlrm_sharded.explain.diagnosis import diagnose
 from dlrm_sharded.files.errors import ConfigError, check_count, check_number
 from dlrm_sharded.hardware.context import RunContext
@@ -83,7 +84,7 @@ class ShardedPlanner(TorchRecPlanner):
         calibrate: seconds in which `collective_plan` measures this hardware, once, if the plan
             depends on costs and nothing was measured here; 20 are enough. None measures nothing.
         plan: plan.json of an earlier plan, which is used instead of a new one.
-        output_dir: folder for plan.json and task.json; None writes neither.
+        output_dir: folder for plan.json, its cost model and task.json; None writes none.
         options: keys of the sharder's yaml, such as `time_budget_s=5`, for one that is named.
 
     Raises:
@@ -186,10 +187,8 @@ class ShardedPlanner(TorchRecPlanner):
         context = None
         if self.cost_model == AUTO and pg in (None, dist.GroupMember.WORLD):
             context = context_of_job(rank, task.optimizer)
-        planner = None
         with all_or_none(group=pg):
-            if dist.get_rank(pg) == 0:
-                planner = self._planner(task, context)
+            planner = self._planner(task, context) if dist.get_rank(pg) == 0 else None
         if context is not None and self.calibrate is not None and task.optimizer is None:
             log.warning(
                 "calibrate measures nothing: no optimizer is fused into the tables, see "
@@ -238,8 +237,11 @@ class ShardedPlanner(TorchRecPlanner):
             topology=with_optimizer_state(topology, found),
             batch_size=batch_size,
         )
-        if self.data is None and not self.pooling_factors and not self.constraints:
-            log.warning("pooling factors of 1 are assumed; give data or pooling_factors")
+        stated = {key for key, own in self.constraints.items() if own.pooling_factors != [1.0]}
+        names = {name for module in tables.modules for name in module.tables}
+        if self.data is None and (assumed := names - stated - self.pooling_factors.keys()):
+            text = f"{len(assumed)} of {len(names)} tables"
+            log.warning("pooling factors of %s are taken as 1; give data or pooling_factors", text)
         if self.data is not None:
             if self.pooling_factors:
                 log.warning("pooling_factors are not used, because data measures them")
@@ -258,7 +260,7 @@ class ShardedPlanner(TorchRecPlanner):
         model = self.cost_model
         if isinstance(model, str):
             context = context or context_of_topology(task.task.topology, task.optimizer)
-            model = costs_of_run(context)
+            model = hardware_cost_model(context, journal=journal_of_user())
         explain: Diagnose = functools.partial(diagnose, alternatives=False)
         if isinstance(self.sharder, str):
             return make_planner(self.sharder, model, run=context, diagnose=explain, **self.options)
@@ -286,6 +288,7 @@ class ShardedPlanner(TorchRecPlanner):
         report = ModelReport(task.task, plan, details)
         if self.output_dir is not None:
             report = report.write(self.output_dir)
+            write_cost_model(cost_model_beside(report.files[0]), planner.cost_model)
         log.info("%s", report)
         return torchrec_plan, report
 

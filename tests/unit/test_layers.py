@@ -20,7 +20,6 @@ COMMANDS = {name for name, value in vars(console).items() if isinstance(value, f
 PLANNING_PARTS = ("planner", "sharding_plan", "embedding_types")
 PLANNING_TYPES = {"ParameterSharding", "ShardingType"}
 TRANSLATORS = {
-    "drop_in/find_tables.py",
     "drop_in/model_plan.py",
     "drop_in/module_tables.py",
     "drop_in/parameter_constraints.py",

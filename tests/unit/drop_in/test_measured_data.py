@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -68,6 +69,9 @@ FORMS: dict[str, Callable[[Any], Any]] = {
 def test_pooling_factors_that_are_assumed_or_not_used_are_said(caplog) -> None:
     planned(bag("t", "f", "g"), None)
     planned(bag("t", "f", "g"), None, pooling_factors={"t": 3.0})
+    model = nn.ModuleDict({name: bag(name, "f") for name in "tuv"})
+    stated = {"v": ParameterConstraints(pooling_factors=[2.0])}
+    planned(model, None, pooling_factors={"t": 3.0}, constraints=stated)
     planned(
         bag("t", "f", "g"),
         kjt([2, 1, 0, 1], [1, 2, 1, 7]),
@@ -75,7 +79,8 @@ def test_pooling_factors_that_are_assumed_or_not_used_are_said(caplog) -> None:
         pooling_factors={"t": 3.0},
     )
     assert [r.getMessage() for r in caplog.records if "pooling" in r.getMessage()] == [
-        "pooling factors of 1 are assumed; give data or pooling_factors",
+        "pooling factors of 1 of 1 tables are taken as 1; give data or pooling_factors",
+        "pooling factors of 1 of 3 tables are taken as 1; give data or pooling_factors",
         "pooling_factors are not used, because data measures them",
     ]
 

@@ -143,9 +143,11 @@ def test_row_blocks_of_means_are_those_of_the_whole_module(name, means, tmp_path
     asked["constraints"] = {"t0": ROW_WISE}
     with pytest.raises(ConfigError, match=r"'t0' of .* only row_wise, .* constrain all tables"):
         plan_model(model, SHARDERS[name](), **asked)
-    tiny = Topology(2, 1000, compute_device="cpu")
-    with pytest.raises(InfeasibleTaskError, match="constrain all tables of its module"):
-        plan(model, SHARDERS[name](), tiny)
+    narrow = EmbeddingBagCollection(tables=table_configs([4091, 9], [4, 4], means=[0]), device=META)
+    for memory_bytes, can_help in ((40_000, True), (20_000, False)):
+        with pytest.raises(InfeasibleTaskError) as error:
+            plan(narrow, SHARDERS[name](), Topology(2, memory_bytes, compute_device="cpu"))
+        assert ("constrain all tables of its module" in str(error.value)) == can_help
 
 
 @pytest.mark.parametrize("name", SHARDERS)

@@ -15,6 +15,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from dlrm_sharded import ShardedPlanner, Topology, plan_model, read_plan, read_task, validate
 from dlrm_sharded.calibration.priors import learned_cost_model
+from dlrm_sharded.cost.cost_model_file import costs_digest, read_cost_model
 from dlrm_sharded.drop_in.find_tables import find_tables
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, InvalidPlanError
 from dlrm_sharded.hardware.context import RunContext
@@ -188,6 +189,8 @@ def test_a_name_makes_the_planner_of_runs(tmp_path: Path) -> None:
     validate(read_plan(report.files[0]), read_task(report.files[1]))
     made_from = json.loads(report.files[0].read_text())["made_from"]
     assert made_from["sharder"]["patience"] == 1
+    beside = read_cost_model(tmp_path / "prices.safetensors")
+    assert costs_digest(beside) == made_from["prices_digest"]
 
 
 def test_a_plan_that_was_made_before_is_taken(tmp_path: Path) -> None:
