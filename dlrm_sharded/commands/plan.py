@@ -146,9 +146,7 @@ def make_again(cfg: DictConfig, path: Path) -> dict[str, Any]:
     fields = read_json_object(path, noun="plan")
     made_from = fields.get("made_from")
     if not isinstance(made_from, dict) or not isinstance(made_from.get("sharder"), dict):
-        raise ConfigError(
-            f"{path} lacks made_from, because an earlier version wrote it; make a new plan"
-        )
+        raise ConfigError(f"{path} lacks made_from: an earlier version wrote it; make a new plan")
     with open_dict(cfg):
         cfg.sharder = with_present_target(made_from["sharder"])
         if (file := cost_model_beside(path)).exists():
@@ -161,9 +159,11 @@ def _what_differs(plan: ShardingPlan, report: PlanReport, before: dict[str, Any]
     now = json.loads(json.dumps(plan_json(plan, report)))
     if all(now[key] == before.get(key) for key in ("shards", "predicted", "lower_bound_ms")):
         return f"the plan, its predicted cost and its bound equal those of {path}"
-    differs = changed_settings(before["made_from"], now["made_from"])
+    why = changed_settings(before["made_from"], now["made_from"])
+    if "prices_digest: None" in why:
+        why += "; if the plan has its own cost model, give it with --config-dir and cost_model="
     same = "equals" if now["shards"] == before.get("shards") else "differs from"
-    why = differs or "the search stopped at another time, or the task differs"
+    why = why or "the search stopped at another time, or the task differs"
     return f"the plan {same} that of {path}: {why}"
 
 

@@ -121,7 +121,7 @@ def _rank(rank: RankCost) -> str:
     parts = [f"{_named(shard)} {shard.cost_ms:.2f} ms" for shard in shown]
     if others:
         parts.append(f"{len(others)} more {sum(shard.cost_ms for shard in others):.2f} ms")
-    parts.append(f"launches and exchanges of all ranks {rank.overhead_ms:z.2f} ms")
+    parts.append(f"not due to its tables {rank.overhead_ms:z.2f} ms")
     return f"rank {rank.rank}, {rank.cost_ms:.2f} ms: {', '.join(parts)}"
 
 

@@ -41,7 +41,7 @@ class RankCost:
 
     @property
     def overhead_ms(self) -> float:
-        """Time that no shard causes: kernel launches, and the exchanges of other ranks."""
+        """Time that no shard here causes: launches, and waiting for ranks that exchange more."""
         return self.cost_ms - sum(shard.cost_ms for shard in self.shards)
 
 
