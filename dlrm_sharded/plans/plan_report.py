@@ -41,7 +41,7 @@ class RankCost:
 
     @property
     def overhead_ms(self) -> float:
-        """Time that no shard here causes: launches, and waiting for ranks that exchange more."""
+        """Time that its shards do not cause: launches, fixed and other ranks' exchange times."""
         return self.cost_ms - sum(shard.cost_ms for shard in self.shards)
 
 

@@ -56,7 +56,8 @@ def test_a_plan_made_again_says_what_differs(task_json):
     fields["made_from"] |= {"commit": "abc", "prices_digest": None}
     write_json(task_json.parent / "p.json", fields)
     again = plan(task_json.parent, "task=task.json", "again=p.json", "out=q.json")
-    assert "the plan differs from that of p.json: commit: 'abc', now" in again.output
+    assert "the plan differs from that of p.json: prices_digest: None, now" in again.output
+    assert "commit: 'abc', now" in again.output
     assert "give it with --config-dir and cost_model=" in again.output
     write_json(task_json.parent / "p.json", {**fields, "made_from": None})
     words = ["task=task.json", "again=p.json", "out=q.json"]
