@@ -101,7 +101,7 @@ def _unknown_option(named: Path, options: Sequence[str] | None) -> str:
         return reason
     known = ", ".join(options or options_of(str(named.parent)))
     group = "config" if named.parent == Path() else named.parent
-    return f"there is no {group} {named.name!r}; known: {known}"
+    return f"there is no {group} {named.name!r}; known: {known}; your own need --config-dir"
 
 
 def _known_keys(error: BaseException | None) -> str:

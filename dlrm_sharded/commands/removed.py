@@ -48,9 +48,9 @@ def why_removed(name: str) -> str | None:
         prefix = f"{removed.rstrip('.')}."
         if name == removed or ("." in removed and name.startswith(prefix)):
             return f"{name} was removed in 0.3: {instead}"
-    group, _, key = name.partition(".")
-    key, _, below = key.partition(".")
+    group, key, below = (*name.split(".", 2), "", "")[:3]
     if group == "sharder" and key[:1] != "_" and key in option_node("sharder", "search"):
-        use = f"write 'sharder.{key}={{{below}: ...}}'" if below else "use sharder=search"
+        use = f"use sharder=search, or in dlrm-compare 'sharders=[search;{key}=...]'"
+        use = f"write 'sharder.{key}={{{below}: ...}}'" if below else use
         return f"sharder.{key} is a key of sharder=search; {use}"
     return None

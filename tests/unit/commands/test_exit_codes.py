@@ -78,7 +78,7 @@ MISTAKES: dict[str, tuple[Callable[[], object], str]] = {
     "class": (lambda: instantiate({"_target_": f"{SHARDERS}.Nobody"}), "Nobody"),
     "option": (
         lambda: composed_config("train", "sharder=nobody"),
-        r"\Athere is no sharder 'nobody'; known: autoshard, dim, .*\Z",
+        r"\Athere is no sharder 'nobody'; known: autoshard, dim, .*; your own need --config-dir\Z",
     ),
     "key": (lambda: composed_config("train", "trainer.num_stepz=3"), "num_stepz"),
     "missing": (lambda: OmegaConf.create({"task": "???"}).task, "task"),

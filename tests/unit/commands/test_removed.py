@@ -48,6 +48,8 @@ def test_keys_of_our_search_name_it_where_the_published_one_is_chosen(key: str) 
         composed_config("plan", "sharder=neuroshard", f"sharder.{key}=1")
     message = f"sharder.{key} is a key of sharder=search; use sharder=search"
     assert (readable_message(error.value) or "").startswith(message)
+    in_compare = f"{message}, or in dlrm-compare 'sharders=[search;{key}=...]'"
+    assert in_compare in refusals(f"sharder.{key}=1")  # of dlrm-compare
     with pytest.raises(ConfigError, match=message):
         make_sharder("neuroshard", **{key: 1})
 
