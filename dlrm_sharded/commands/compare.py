@@ -62,11 +62,8 @@ def compare(cfg: DictConfig) -> None:
     cases = _cases(cfg, sharders, tasks)
     out = setting.out
     out.mkdir(parents=True, exist_ok=True)
-    lock = locked(
-        out / ".lock",
-        refusal=f"another process compares in out = {out}; wait for it, or name another folder",
-    )
-    with lock:
+    refusal = f"another process compares in out = {out}; wait for it, or name another folder"
+    with locked(out / ".lock", refusal=refusal):
         if cfg.task_set is not None or cfg.topologies is not None:
             (out / "tasks").mkdir(exist_ok=True)
             for one in tasks:

@@ -77,10 +77,9 @@ class Case:
 
     def key(self) -> str:
         """Return a hash of everything on which the plan and its cost depend."""
-        options = self.planner.options
         return digest(
             [self.task_name, self.sharder, self.task.to_json(), self.costs_digest],
-            source_digest(self.planner.sharder, options),
+            source_digest(self.planner.sharder, self.planner.options),
             str(self.planner.exchange_precision),
         )
 

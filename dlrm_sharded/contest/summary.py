@@ -15,7 +15,7 @@ from dlrm_sharded.contest.cases import Entry, Measurement, Setting
 from dlrm_sharded.contest.scores import Score, by_plan, in_common, scores, write_tables
 from dlrm_sharded.files.json_files import replace_file, replaced_file
 from dlrm_sharded.files.provenance import commit, cpu_name, versions
-from dlrm_sharded.files.text_table import Column, TextTable, quantity, span
+from dlrm_sharded.files.text_table import Column, TextTable, listed, quantity, span
 from dlrm_sharded.runs.comparison_figures import plot_ratios
 
 SUMMARY, PLOT = "summary.md", "ratios.png"
@@ -58,13 +58,13 @@ def write_report(
         cases = TextTable(columns, plans.select(TOPOLOGY_COLUMNS).rows())
         texts += ["## Topologies", cases.markdown(), "## Sharders"]
         shown.insert(0, f"plans on these topologies:\n{cases.text()}")
-    texts += [table.markdown(), f"Result: {result}.", _listed(lines)]
+    texts += [table.markdown(), f"Result: {result}.", listed(lines)]
     if plans["kind"].n_unique() > 1:
         for (kind,), of_kind in plans.group_by("kind", maintain_order=True):
             part = scores(of_kind, margin=setting.margin)
             texts += [f"## {kind}", score_table(part, setting.reference).markdown()]
     if failed:
-        texts += ["## Cases without a plan", _listed(failed)]
+        texts += ["## Cases without a plan", listed(failed)]
     replace_file(setting.out / SUMMARY, ("\n\n".join(texts) + "\n").encode())
     files = write_tables(plans, entries, measurements, setting)
     with replaced_file(setting.out / PLOT) as file:
@@ -80,7 +80,8 @@ def plot_scores(found: Sequence[Score], reference: str) -> Figure:
     ranked = sorted(found, key=lambda one: getattr(one.ratios["predicted"], "ratio", math.inf))
     names = [f"{score} ({score.num_solved}/{score.plans.height})" for score in ranked]
     series = {kind: [score.ratios[kind] for score in ranked] for kind in found[0].ratios}
-    return plot_ratios(names, series, f"cost / {reference}'s, 95 % intervals (plans / tasks)")
+    label = f"{' and '.join(series)} cost / {reference}'s, 95 % intervals (plans / tasks)"
+    return plot_ratios(names, series, label)
 
 
 def score_table(found: Sequence[Score], reference: str) -> TextTable:
@@ -112,8 +113,8 @@ def notes(found: Sequence[Score], plans: pl.DataFrame, setting: Setting) -> list
         f"Ratios are costs divided by those of {setting.reference} (above 1 costs more), on the "
         f"tasks that all of them{but} solve ({common} of {num_tasks}): the median of the "
         "pairwise means (Hodges and Lehmann) with Wilcoxon's 95 % interval, which needs 6 tasks.",
-        f"A tie with {setting.reference} is a difference of at most {100 * setting.margin:g} % of "
-        "the predicted cost; a plan where the other one has none is a win.",
+        "A ratio is a tie if its interval contains 1, and a task if the predicted costs differ by "
+        f"at most {100 * setting.margin:g} %; a plan where the other one has none is a win.",
         "The gap is the distance from the best lower bound that any of them proves for a task.",
     ]
     if "measured" in found[0].ratios:
@@ -160,7 +161,3 @@ def _heading(plans: pl.DataFrame, setting: Setting) -> str:
         f"{cpu_name()} with {quantity(os.cpu_count() or 1, 'core')}; load average at the end: "
         f"{load}. Commit {commit()}; {software}."
     )
-
-
-def _listed(lines: Sequence[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)

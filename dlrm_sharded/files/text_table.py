@@ -85,6 +85,11 @@ def span(values: Iterable[float], spec: str = "") -> str:
     return " to ".join(dict.fromkeys(format(value, spec) for value in (found[0], found[-1])))
 
 
+def listed(lines: Iterable[str]) -> str:
+    """Return a Markdown list."""
+    return "\n".join(f"- {escaped(line)}" for line in lines)
+
+
 def escaped(text: str) -> str:
     """Return text with Markdown's special characters escaped."""
     text = re.sub(r"([\\|`*]|\](?=[(\[:])|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", text)

@@ -115,7 +115,9 @@ def test_cases_without_a_plan_are_named():
 
 def test_the_plot_has_each_interval():
     found = scored(entries_of(a=[1, 2, 3, 4, 5, 6], b=[2, 3, 4, 5, 6, 7], c=[None] * 6), "a")
-    axes = plot_scores(found, "a").axes[0]
+    figure = plot_scores(found, "a")
+    assert figure.get_supxlabel().startswith("predicted cost / a's, ")
+    axes = figure.axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == [
         *("a (6/6)", "b (6/6)", "c (0/6)")
     ]
