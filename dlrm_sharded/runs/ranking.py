@@ -37,6 +37,9 @@ of 16 cases."""
 RESOLVED = 0.02
 """Relative difference for which the conclusion says how many rounds would resolve it."""
 
+MAX_ROUNDS = 100
+"""Largest number of rounds that a conclusion advises."""
+
 MIN_PLANS = 5
 """Smallest number of different plans for which the correlation of cost and throughput is given."""
 
@@ -131,8 +134,10 @@ class Ranking:
         needed = [(ratio.pairs_to_resolve(RESOLVED), ratio.num_pairs) for ratio in ties.values()]
         if all(num <= num_pairs for num, num_pairs in needed):
             return f"{said}; they differ by less than {RESOLVED:.0%}, if at all"
-        advice = f"hydra.launcher.rounds={math.ceil(max(needed)[0] / self.num_seeds)} or more"
-        return f"{said}; {advice} would resolve a difference of {RESOLVED:.0%}"
+        if (num := math.ceil(max(needed)[0] / self.num_seeds)) > MAX_ROUNDS:
+            return f"{said}; the measurements are too noisy to tell them apart"
+        advice = f"hydra.launcher.rounds={num} or more would resolve a difference of {RESOLVED:.0%}"
+        return f"{said}; {advice}"
 
     def relation(self) -> str | None:
         """Return a sentence on the correlation of embedding cost and throughput, and its limits.
