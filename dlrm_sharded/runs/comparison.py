@@ -10,6 +10,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -17,7 +18,7 @@ import polars as pl
 from dlrm_sharded.plans.plan_report import with_costs
 from dlrm_sharded.runs.ranking import NO_RANKING, NO_RATIOS, Ranking, Ratios, measured, rank
 from dlrm_sharded.runs.result import METRICS, RunResult, setting_text
-from dlrm_sharded.runs.rounds import Round, read_rounds
+from dlrm_sharded.runs.rounds import mean_figures, read_rounds
 from dlrm_sharded.runs.run_folder import SUCCEEDED, Run
 
 BASELINE = "random"
@@ -70,8 +71,9 @@ class Comparison:
     """Runs, grouped and averaged.
 
     Args:
-        table: a row for each run.
-        rows: a row for each group of runs, as texts and plots show them.
+        table: a row for each run, with the figures of its training.
+        rows: a row for each group of runs, as texts and plots show them; with rounds, `FIGURES` of
+            `rounds` are means over the undisturbed ones.
         conclusions: sentences that say which sharder is the fastest in each setting.
         problems: messages about files that could not be read.
     """
@@ -96,9 +98,12 @@ def summarize(runs: Sequence[Run], problems: Sequence[str] = ()) -> Comparison:
     if no cost is known.
     """
     runs = sorted(runs, key=lambda run: _by_number(run.setting))
-    table = run_table(runs)
+    table = run_table(runs, {})
     rankings = _rankings(table, runs)
-    found = summary_table(table).to_dicts()
+    in_rounds: dict[Path, dict[str, float]] = {}
+    for sweep in {run.sweep for run in runs}:
+        in_rounds |= mean_figures([run.folder for run in runs if run.sweep == sweep and run.result])
+    found = summary_table(run_table(runs, in_rounds)).to_dicts()
     of_group = [rankings.get(tuple(map(fields.get, CONDITIONS)), NO_RANKING) for fields in found]
     rows = [
         Row(
@@ -118,13 +123,16 @@ def summarize(runs: Sequence[Run], problems: Sequence[str] = ()) -> Comparison:
     return Comparison(table=table, rows=rows, conclusions=conclusions, problems=problems)
 
 
-def run_table(runs: Sequence[Run]) -> pl.DataFrame:
+def run_table(runs: Sequence[Run], in_rounds: Mapping[Path, dict[str, float]]) -> pl.DataFrame:
     """Return a row for each run, in their order; runs that did not succeed have no figures.
 
     These get the hardware, software and costs that the other runs share.
+
+    Args:
+        in_rounds: by folder, figures that replace those of the training.
     """
     types = dict.fromkeys(METRICS, pl.Float64)
-    rows = [_fields(run) for run in runs]
+    rows = [_fields(run) | in_rounds.get(run.folder, {}) for run in runs]
     table = pl.DataFrame(rows, infer_schema_length=None, schema_overrides=types).with_columns(
         _filled("costs", "sharder", "options"), *(_filled(name, "sweep") for name in PLATFORM)
     )
@@ -178,13 +186,11 @@ def _filled(name: str, *group: str) -> pl.Expr:
 def _rankings(table: pl.DataFrame, runs: Sequence[Run]) -> dict[tuple[Any, ...], Ranking]:
     """Return the rankings of runs that share CONDITIONS, by their rounds or else their training."""
     measurements: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for run, (label, *conditions) in zip(
-        runs, table.select("label", *CONDITIONS).rows(), strict=True
-    ):
+    groups = table.select("label", *CONDITIONS).rows()
+    for run, (label, *conditions) in zip(runs, groups, strict=True):
         if run.result is not None:
-            found: Mapping[int, Round | RunResult] = read_rounds(run.folder)
-            found = found or {-1: run.result}  # training counts as a round
-            rows = measured(label, run.seed, run.folder, found)
+            training = {-1: run.result}  # counts as a round
+            rows = measured(label, run.seed, run.folder, read_rounds(run.folder) or training)
             measurements.setdefault(tuple(conditions), []).extend(rows)
     rankings = {key: rank(rows, baseline=BASELINE) for key, rows in measurements.items()}
     return {key: ranking for key, ranking in rankings.items() if ranking.ratios}

@@ -109,19 +109,14 @@ def plot_ratios(
     figure, axes = _rows_of(names, label)
     axes.axvline(1.0, color="gray", lw=0.8, ls=":", zorder=0)
     for number, (title, ratios) in enumerate(series.items()):
-        color = f"C{number}"
-        axes.plot([], [], "o", color=color, label=title)
+        style = f"oC{number}"
+        axes.plot([], [], style, label=title)
         for row, ratio in enumerate(ratios):
             if ratio is None:
                 continue
             place = row + 0.16 * (2 * number - len(series) + 1)
             axes.errorbar(
-                ratio.ratio,
-                place,
-                xerr=_error_bar(ratio),
-                fmt="o",
-                color=color,
-                mfc=_fill_color(ratio),
+                ratio.ratio, place, xerr=_error_bar(ratio), fmt=style, mfc=_fill_color(ratio)
             )
             text, at = f"{ratio.ratio:.3f}", (ratio.ratio, place)
             axes.annotate(text, at, (0, 5), textcoords="offset points", ha="center", size=8)
@@ -187,12 +182,14 @@ def _end(rows: Sequence[Row], bars: Bars) -> float:
 
 
 def _plot(rows: Sequence[Row], bars: Bars, end: float) -> Figure:
+    """Draw a bar for each row; a cost of rounds is divided into stages as in the training."""
     figure, axes = _rows_of([_name(row) for row in rows], bars.title)
     spreads = [row.spread(bars.figure) for row in rows]
     if bars.figure == "embedding_cost_ms":
         names = [f"slowest_rank_{stage}_ms" for stage in STAGES]
-        stages = [[row.spread(name)[0] for row in rows] for name in names]
-        stack_bars(axes, range(len(rows)), STAGE_TITLES, stages)
+        stages = np.array([[row.spread(name)[0] for row in rows] for name in names])
+        scale = [mean for mean, _, _ in spreads] / np.maximum(stages.sum(axis=0), 1e-9)
+        stack_bars(axes, range(len(rows)), STAGE_TITLES, [*(stages * scale)])
         legend_above(figure, columns=4)
     else:
         widths = [mean - bars.origin if num else 0.0 for mean, _, num in spreads]

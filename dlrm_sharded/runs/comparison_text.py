@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import polars as pl
 
-from dlrm_sharded.files.text_table import Column, TextTable, escaped, quantity, span
+from dlrm_sharded.files.text_table import Column, TextTable, listed, quantity, span
 from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.runs.comparison import HARDWARE, PREDICTION_ERROR, Comparison, Row, without_common
 from dlrm_sharded.runs.rounds import disturbance_text, read_rounds
@@ -32,16 +32,15 @@ STAGE_MEANS = {
 """Figures and the formats of their means, by column title; the format of a ratio is empty."""
 
 ABOUT_MEANS = """\
-Figures are means over the runs that succeeded, ± their standard deviation (n - 1). With rounds,
-they are those of the trainings before them, so compare sharders by the ratios. A ratio divides a
-row's time per sample (1 / throughput) or embedding cost by that of the reference, random or the
-fastest: above 1, the row is slower or costs more. The 95 % intervals are from pairs of runs with
-the same seed and round; runs with the same plan count as one. Gap is an upper limit on how far
-the plan's predicted embedding cost is above the lowest possible one."""
+Figures are means over the runs that succeeded, ± their standard deviation (n - 1). With rounds, a
+run's embedding cost and throughput are means over undisturbed rounds; the rest is from its
+training. A ratio divides time per sample (1 / throughput) or embedding cost by that of random or
+the fastest: above 1 is worse. The 95 % intervals are from pairs of runs with the same seed and
+round; runs with the same plan count as one. Gap: predicted cost over the lower bound, minus 1."""
 ABOUT_STAGES = """\
-Times are in ms; those of stages are maxima over the ranks. The critical path is the sum of the
-stages; input dist, the redistribution of the ids, comes before them. The embedding cost is their
-sum on the slowest rank. Prediction is the error of the predicted embedding cost."""
+Times are in ms, from the training; those of stages are maxima over ranks. The critical path is the
+sum of the stages; input dist, the redistribution of ids, precedes them. The embedding cost is their
+sum on the slowest rank. Prediction is the predicted over the measured embedding cost, minus 1."""
 
 
 def comparison_markdown(comparison: Comparison) -> str:
@@ -51,12 +50,12 @@ def comparison_markdown(comparison: Comparison) -> str:
     """
     failures = _failures(comparison)
     parts = [
-        _listed(_about(comparison)),
+        listed(_about(comparison)),
         _table(comparison, MEANS).markdown(),
         ABOUT_MEANS,
-        _listed(comparison.conclusions),
+        listed(comparison.conclusions),
         "In no mean, as they did not succeed:" if failures else "",
-        _listed(failures),
+        listed(failures),
         _table(comparison, STAGE_MEANS).markdown(),
         ABOUT_STAGES,
     ]
@@ -112,8 +111,7 @@ def _about(comparison: Comparison) -> Iterator[str]:
     num_seeds = table["seed"].drop_nulls().n_unique()
     yield f"{quantity(table.height, 'run')}, {ran.height} succeeded; {quantity(num_seeds, 'seed')}"
     counted = {
-        **{title: table[name] for title, name in HARDWARE.items()},
-        "versions": table["versions"],
+        **{title: table[name] for title, name in {**HARDWARE, "versions": "versions"}.items()},
         "commit": ran["commit"].cast(pl.String).str.head(12),
         "batch size": ran["batch_size"],
     }
@@ -154,7 +152,3 @@ def _failures(comparison: Comparison) -> list[str]:
         for name, state, reason, log in failed.select("run", "state", "reason", "log").rows()
     ]
     return [" ".join(line.split()) for line in [*lines, *comparison.problems]]
-
-
-def _listed(lines: Iterable[str]) -> str:
-    return "\n".join(f"- {escaped(line)}" for line in lines)

@@ -114,11 +114,6 @@ class RunResult:
     seed: Int | None = None
 
     @property
-    def cost(self) -> PlanCost | None:
-        """Measured cost of all ranks."""
-        return None if self.per_rank is None else PlanCost(self.per_rank)
-
-    @property
     def metrics(self) -> dict[str, float | None]:
         """Figures by name, with one for every stage.
 

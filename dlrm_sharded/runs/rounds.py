@@ -9,9 +9,10 @@ more than those of others.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 
@@ -22,6 +23,9 @@ from dlrm_sharded.files.text_table import quantity, span
 from dlrm_sharded.ranks.gpus import GpuStates
 
 FILE_NAME = "rounds.jsonl"
+
+FIGURES = "embedding_cost_ms", "step_ms", "samples_per_s"
+"""Figures that rounds measure again; all others of a run are those of its training."""
 
 MAX_CORE_WAIT = 0.1
 """Largest excess over the usual share of time in which others have a rank's core."""
@@ -85,6 +89,19 @@ def disturbed_rounds(runs: Sequence[Mapping[int, Round]]) -> set[int]:
         or found.step_spread > factor * usual_spread + summand
         or any(gpu.is_disturbed for gpu in found.gpus)
     }
+
+
+def mean_figures(folders: Iterable[Path]) -> dict[Path, dict[str, float]]:
+    """Return the means of a sweep's runs over their undisturbed rounds, or over all if none is.
+
+    A run without rounds has no means.
+    """
+    runs = {folder: found for folder in folders if (found := read_rounds(folder))}
+    disturbed, means = disturbed_rounds([*runs.values()]), {}
+    for folder, rounds in runs.items():
+        kept = [rounds[number] for number in rounds.keys() - disturbed or rounds]
+        means[folder] = {name: fmean(getattr(one, name) for one in kept) for name in FIGURES}
+    return means
 
 
 def rounds_to_repeat(runs: Sequence[Mapping[int, Round]]) -> list[int]:

@@ -11,12 +11,14 @@ import polars as pl
 import pytest
 
 from dlrm_sharded.files.json_files import write_json
+from dlrm_sharded.plans.plan_cost import StageCost
 from dlrm_sharded.runs.comparison import Comparison, Row, summarize
 from dlrm_sharded.runs.comparison_figures import comparison_figures
 from dlrm_sharded.runs.comparison_text import comparison_markdown, short_table
 from dlrm_sharded.runs.result import RunResult
 from dlrm_sharded.runs.rounds import rounds_file
 from dlrm_sharded.runs.run_folder import SUCCEEDED, Job, Run, read_run
+from tests.unit.runs.test_comparison_figures import ends
 from tests.unit.runs.test_rounds import ROUND
 
 
@@ -66,8 +68,10 @@ def csv_rows(frame: pl.DataFrame) -> list[dict[str, str]]:
 
 
 def in_rounds(folder: Path, sharder: str, speeds: list[float], **changes: Any) -> Run:
-    """A run that rounds have measured at these speeds."""
-    run = ran(sharder, sweep=str(folder), samples_per_s=1.0, **changes)
+    """A run that rounds have measured at these speeds, after a training that was slower."""
+    training = {"samples_per_s": 1.0, "step_ms": 9.0, "embedding_cost_ms": 40.0}
+    training["per_rank"] = (StageCost(10.0, 10.0, 10.0, 10.0),)
+    run = ran(sharder, sweep=str(folder), **training, predicted_ms=12.0, **changes)
     run.folder.mkdir(parents=True)
     write_json(run.folder / "plan.json", {"shards": [sharder]})
     for number, speed in enumerate(speeds):
@@ -227,19 +231,29 @@ def test_ratios_with_intervals_are_in_tables_files_and_plots(tmp_path):
     for sharder, title in (*references.items(), ("aa", "cost / fastest's")):
         assert shown[sharder][f"{title} [95 %]"] == "reference"
     by_name = {row["sharder"]: row for row in comparison.summary.to_dicts()}
+    for name, of_rounds in speeds.items():
+        assert by_name[name]["samples_per_s_mean"] == pytest.approx(np.mean(of_rounds))
+        assert by_name[name]["step_ms_mean"] == 1.0
+    assert comparison.table["samples_per_s"].unique().to_list() == [1.0], "that of the training"
+    assert (shown["random"]["samples/s"], shown["random"]["embedding cost, ms"]) == ("100", "10.00")
+    assert cells(comparison, table=1)["random"]["prediction"] == "+20.0%"
+    assert " 10.00 " in short_table(comparison)
+    figures = comparison_figures(comparison)
+    assert ends(figures["comparison/throughput"]) == pytest.approx([100.0, 120.5, 120.5])
+    assert ends(figures["comparison/embedding_cost"])[0] == pytest.approx(10.0)
     assert [by_name[name]["tie"] for name in speeds] == [False, None, True]
     assert by_name["random"]["time_over_fastest"] == pytest.approx(1.205, abs=1e-3)
     low, high = (by_name["random"][f"time_over_fastest_{end}"] for end in ("low", "high"))
     assert 1.19 < low < 1.205 < high < 1.22
     assert by_name["random"]["cost_over_fastest"] == pytest.approx(1.205, abs=1e-3)
     assert by_name["random"]["time_over_fastest_pairs"] == 8
-    figure = comparison_figures(comparison)["comparison/relative_throughput"]
+    figure = figures["comparison/relative_throughput"]
     assert [text.get_text() for text in figure.axes[0].texts] == ["0.830", "1.000", "1.000"]
     fills = [
         line.get_markerfacecolor() for line in figure.axes[0].lines if line.get_marker() == "o"
     ]
     assert fills.count("white") == 1, "the tie"
-    axes = comparison_figures(comparison)["comparison/cost_and_throughput"].axes[0]
+    axes = figures["comparison/cost_and_throughput"].axes[0]
     points = {bars.get_label(): bars.lines[0] for bars in axes.containers}
     assert [*points] == ["random", "zz", "aa"]
     assert points["aa"].get_xydata().tolist() == [[1.0, 1.0]], "the fastest"
@@ -264,9 +278,14 @@ def test_each_setting_has_its_ranking(tmp_path):
         f"batch_size=128: {said}",
     ]
     assert said in comparison_markdown(comparison)
-    rounds_file(runs[0].folder).append({**dataclasses.asdict(ROUND), "round": 2, "core_wait": 0.5})
+    disturbed = {"round": 2, "core_wait": 0.5, "samples_per_s": 0.1}
+    rounds_file(runs[0].folder).append({**dataclasses.asdict(ROUND), **disturbed})
+    comparison = summarize(runs)
     assert "8 rounds; measured again: 0; disturbed by other work: 1 (load" in comparison_markdown(
-        summarize(runs)
+        comparison
+    )
+    assert {row.spread("samples_per_s")[0] for row in comparison.rows} == {1.0, 1.2}, (
+        "without that round"
     )
 
 
