@@ -177,7 +177,7 @@ def measure_big(rank: Rank) -> list[float]:
     shards = (Shard.whole(table, rank) for rank, table in enumerate(tables))
     plan = ShardingPlan(2, tuple(shards))
     measured = bench_of(rank, 10**8).measure(
-        tables, to_torchrec(plan, tables, TWO), [ids_of(tables, 512)]
+        tables, to_torchrec(plan, tables, TWO), [ids_of(tables, 8192)]
     )
     return [cost.fwd_compute_ms + cost.bwd_compute_ms for cost in measured.cost.per_rank]
 
