@@ -52,11 +52,9 @@ class GpuStates:
     def is_disturbed(self) -> bool:
         """Whether the GPU was throttled, or its clocks changed although it was not idle."""
         reasons = self.before.reasons | self.after.reasons
-        pairs = (
-            (self.before.sm_mhz, self.after.sm_mhz),
-            (self.before.memory_mhz, self.after.memory_mhz),
-        )
-        is_steady = all(max(clocks) <= STEADY_CLOCKS * min(clocks) for clocks in pairs)
+        sm = (self.before.sm_mhz, self.after.sm_mhz)
+        memory = (self.before.memory_mhz, self.after.memory_mhz)
+        is_steady = all(max(clocks) <= STEADY_CLOCKS * min(clocks) for clocks in (sm, memory))
         return bool(reasons & SLOWDOWNS) or not (reasons & IDLE or is_steady)
 
 

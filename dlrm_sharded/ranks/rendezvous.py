@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters, utils
@@ -20,11 +21,15 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import DEFAULT
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.launcher.api import LaunchConfig
 
+from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.ranks.host_links import is_loopback, source_towards
 
 LOOPBACK = "127.0.0.1"
 BACKEND = "loopback"
 STORE_TIMEOUT_S = 60
+
+RESOLVE_S = 20.0
+"""Time for the endpoint's name to become known: a pod gets its name only when it starts."""
 
 
 class LoopbackRendezvous(StaticTCPRendezvous):
@@ -71,15 +76,25 @@ def _set_reached_address(config: LaunchConfig) -> None:
     rendezvous on the host of the endpoint only if the host's own name resolves to the endpoint.
     """
     host, _ = utils.parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=DEFAULT_PORT)
-    try:
-        source, target = source_towards(host)
-    except OSError:  # the rendezvous will report it
-        return
-    is_here = source == target
+    deadline = time.monotonic() + RESOLVE_S
+    while True:
+        try:
+            source, target = source_towards(host)
+            break
+        except socket.gaierror as error:
+            if time.monotonic() >= deadline:
+                raise ConfigError(
+                    f"--rdzv-endpoint is {config.rdzv_endpoint}, but {socket.gethostname()} cannot "
+                    f"resolve {host} ({error.strerror}); give its address, or add it to /etc/hosts"
+                ) from None
+            time.sleep(1)
+        except OSError:  # the rendezvous will report it
+            return
+    address = host if source == target else _name_or(source)
     if not is_loopback(target):  # on a loopback, torch lets the first of several launchers serve
-        config.rdzv_configs.setdefault("is_host", is_here)
-    address = host if is_here or is_loopback(target) else _name_or(source)
-    if is_loopback(target):  # hosts that share a machine differ only in their names
+        config.rdzv_configs.setdefault("is_host", source == target)
+    else:  # hosts that share a machine differ only in their names
+        address = host
         with contextlib.suppress(OSError):  # its own name does not resolve
             if not utils._matches_machine_hostname(host):
                 address = socket.getfqdn()

@@ -22,13 +22,16 @@ import sys
 import uuid
 from collections.abc import Sequence
 
+# torch reads it when it is loaded: its warnings about a lost store are hundreds of lines
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
 import torch
 from torch.distributed import DistNetworkError, run
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher import api
 
-from dlrm_sharded.files.errors import EXIT_ERROR, EXIT_USER_ERROR
+from dlrm_sharded.files.errors import EXIT_ERROR, EXIT_USER_ERROR, ConfigError
 from dlrm_sharded.ranks.gpus import cores_near_gpus, visible_gpus
 from dlrm_sharded.ranks.host_agent import HostAgent, RanksEndedError, say
 from dlrm_sharded.ranks.process import (
@@ -79,7 +82,6 @@ def launch(arguments: Sequence[str]) -> int:
         args.rdzv_id = str(uuid.uuid4())
     _prepare_environment(args, num_hosts)
     config, command, command_args = run.config_from_args(args)
-    adapt_rendezvous(config)
     api.LocalElasticAgent = HostAgent  # type: ignore[assignment,misc]
     config.signals_to_handle = ""  # not torch's handlers, which a second signal would call again
     for number in SIGNALS:
@@ -88,6 +90,7 @@ def launch(arguments: Sequence[str]) -> int:
     if os.environ.pop(ENDS_WITH_PARENT, ""):
         die_with_parent(number=signal.SIGTERM)
     try:
+        adapt_rendezvous(config)
         api.elastic_launch(config, command)(*command_args)
     except SignalException as error:
         return 128 + error.sigval
@@ -96,12 +99,16 @@ def launch(arguments: Sequence[str]) -> int:
             say(end.line)
         return end.code
     except (DistNetworkError, RendezvousError) as error:
-        reason, *_ = str(error).splitlines()
+        reason, *_ = str(error.__cause__ or error).splitlines()
         say(
             f"error: the hosts did not meet at {config.rdzv_endpoint}: {reason}; the host that "
             "ended first has the reason, unless no host listens there or another program does"
         )
-        return EXIT_USER_ERROR if "EADDRINUSE" in reason else EXIT_ERROR
+        is_taken = "EADDRINUSE" in reason or "Ping failed" in reason
+        return EXIT_USER_ERROR if is_taken else EXIT_ERROR
+    except ConfigError as error:
+        say(f"error: {error}")
+        return EXIT_USER_ERROR
     return 0
 
 

@@ -145,12 +145,17 @@ def test_a_drained_host_ends_the_other(host, start, tmp_path):
     assert time.monotonic() - began < LIMIT_AFTER_SUCCESS_S, "torchrun waits for a host that ends"
 
 
-def test_a_port_that_is_taken(start):
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_a_port_that_is_taken(backend, start):
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
-        where = ["--master-addr", "127.0.0.1", "--master-port", port]
-        [line] = ended(start("ready", "--nnodes", "2", "--node-rank", "0", *where), 2)
-    assert line.startswith(f"error: the hosts did not meet at 127.0.0.1:{port}: ")
+        place = f"127.0.0.1:{server.getsockname()[1]}"
+        where = ["--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", place[10:]]
+        if backend == "c10d":
+            conf = ["--rdzv-conf", "is_host=1"]
+            where = ["--rdzv-backend", "c10d", "--rdzv-id", "a", "--rdzv-endpoint", place, *conf]
+        [line] = ended(start("ready", "--nnodes", "2", *where), 2)
+    assert line.startswith(f"error: the hosts did not meet at {place}: ")
+    assert "inner exception" not in line
 
 
 def test_a_killed_rank(start):

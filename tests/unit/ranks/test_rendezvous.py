@@ -5,6 +5,7 @@ import socket
 import pytest
 from torch.distributed.launcher.api import LaunchConfig
 
+from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.ranks import rendezvous
 from dlrm_sharded.ranks.rendezvous import adapt_rendezvous
 
@@ -51,6 +52,12 @@ def test_options_of_the_user_are_kept(monkeypatch: pytest.MonkeyPatch):
     adapt_rendezvous(made)
     assert made.local_addr == "mine"
     assert made.rdzv_configs["is_host"] == 0
+
+
+def test_a_name_that_is_unknown(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(rendezvous, "RESOLVE_S", 0.0)
+    with pytest.raises(ConfigError, match=r"--rdzv-endpoint is a\.invalid:29500, but .* resolve"):
+        adapt_rendezvous(config("a.invalid"))
 
 
 def test_hosts_are_ordered_by_names_that_have_their_addresses(monkeypatch: pytest.MonkeyPatch):
