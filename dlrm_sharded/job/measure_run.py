@@ -136,7 +136,7 @@ def measure_round(
                 )
                 rounds_file(run_dir).append(dataclasses.asdict(found))
                 text = "round %d: embedding cost %.2f ms, %.0f samples/s"
-                log.info(text, number, cost_ms, samples_per_s)
+                log.info(text, number + 1, cost_ms, samples_per_s)
 
 
 def _measure_embeddings(

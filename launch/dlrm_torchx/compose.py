@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import HydraContext
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from dlrm_sharded.commands.own_folder import resolvable
 from dlrm_torchx.jobs import SweepJob
@@ -23,16 +23,14 @@ def prepare(
 ) -> SweepJob:
     """Compose one job's config, resolved so that it does not depend on the time or the rank."""
     job_config = hydra_context.config_loader.load_sweep_config(config, list(overrides))
-    with open_dict(job_config):
-        job_config.hydra.job.id = str(num)
-        job_config.hydra.job.num = num
-        job_config.hydra.sweep.dir = str(sweep_dir)
-        if "cost_model_snapshot" in job_config and job_config.cost_model_snapshot is None:
-            job_config.cost_model_snapshot = str(sweep_dir / "prices")  # shared by all jobs
+    job_config.hydra.job.id = str(num)
+    job_config.hydra.job.num = num
+    job_config.hydra.sweep.dir = str(sweep_dir)
+    if "cost_model_snapshot" in job_config and job_config.cost_model_snapshot is None:
+        job_config.cost_model_snapshot = str(sweep_dir / "prices")  # shared by all jobs
     with resolvable(job_config) as copy:
         subdir = str(copy.hydra.sweep.subdir)
-    with open_dict(job_config):
-        job_config.hydra.sweep.subdir = subdir
+    job_config.hydra.sweep.subdir = subdir
     swept = swept_overrides(overrides, config)
     return SweepJob(
         num=num,

@@ -98,15 +98,11 @@ class SweepJob:
         return True
 
     def to_json(self, sweep_dir: Path) -> dict[str, Any]:
-        choices = self.config.hydra.runtime.choices
+        choices = {str(key): value for key, value in self.config.hydra.runtime.choices.items()}
         return {
             "num": self.num,
             "overrides": self.overrides,
-            "choices": {
-                str(group): choice
-                for group, choice in choices.items()
-                if not str(group).startswith("hydra/")
-            },
+            "choices": {k: v for k, v in choices.items() if not k.startswith("hydra/")},
             "folder": os.path.relpath(self.folder, sweep_dir),
             "state": str(self.state),
             "reason": self.reason,

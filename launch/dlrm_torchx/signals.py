@@ -37,14 +37,13 @@ def delayed_signals() -> Iterator[None]:
     A signal mask would be simpler, but processes that are started in the block would inherit it.
     """
     arrived: list[int] = []
+
+    def delay(number: int, frame: object) -> None:
+        arrived.append(number)
+
     try:
         with kept_signals(STOPPING_SIGNALS) as outer:
-            set_handlers(
-                {
-                    number: handler if handler is signal.SIG_IGN else lambda n, _: arrived.append(n)
-                    for number, handler in outer.items()
-                }
-            )
+            set_handlers({n: h if h is signal.SIG_IGN else delay for n, h in outer.items()})
             yield
     finally:
         for number in arrived[:1]:

@@ -56,6 +56,7 @@ class TolerantSlurmScheduler(SlurmScheduler):
         info = super()._submit_dryrun(app, cfg)
         folder = Path(cfg["log_dir"]).resolve()
         for name, replica in info.request.replicas.items():
+            replica.name = f"{app.name}/{name}"  # of the job in Slurm
             for stream, ending in (("output", "out"), ("error", "err")):
                 path = folder / f"slurm-{macros.app_id}-{name}.{ending}"
                 replica.srun_opts[stream] = str(path)
@@ -100,23 +101,18 @@ class TolerantSlurmScheduler(SlurmScheduler):
         for row in rows:
             if row["State"] == "PENDING" and row.get("Reason") not in (None, "None"):
                 row["State"] += f" ({row['Reason']})"
-            role, _, replica = row["JobName"].rpartition("-")
+            role, _, replica = row["JobName"].rpartition("/")[2].rpartition("-")
             if role and replica.isdigit():
-                role_status = statuses.setdefault(role, RoleStatus(role, []))
                 state = _app_state(row["State"])
-                role_status.replicas.append(
-                    ReplicaStatus(id=int(replica), role=role, state=state, hostname="")
-                )
+                found = ReplicaStatus(id=int(replica), role=role, state=state, hostname="")
+                statuses.setdefault(role, RoleStatus(role, [])).replicas.append(found)
         worst = _worst(row["State"] for row in rows)
         return DescribeAppResponse(
             app_id=app_id,
             state=_app_state(worst),
             msg=worst,
             num_restarts=min(int(row.get("Restarts", -1)) for row in rows),
-            roles=[
-                Role(name=role, image="", num_replicas=len(status.replicas))
-                for role, status in statuses.items()
-            ],
+            roles=[Role(of, "", num_replicas=len(one.replicas)) for of, one in statuses.items()],
             roles_statuses=list(statuses.values()),
         )
 

@@ -23,7 +23,7 @@ from torchx.runner import Runner
 from torchx.runner.config import apply as apply_torchxconfig
 from torchx.specs import AppDef, InvalidRunConfigException, parse_mounts
 
-from dlrm_sharded.files.errors import ConfigError, UserError
+from dlrm_sharded.files.errors import ConfigError, IncompleteSweepError, UserError
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.files.line_file import STAGED, deliver
 from dlrm_sharded.files.text_table import quantity
@@ -104,13 +104,13 @@ class Sweep:
             app.await_app(handle, state)
             self._apps.append(app)
             log.info("waiting for %s", handle)
-        log.info(
-            "taking up a stopped sweep of %s: succeeded: %d, still running: %d, starting again: %d",
-            quantity(len(self.jobs), "job"),
-            sum(job.state is JobState.SUCCEEDED for job in self.jobs),
-            sum(job.state.is_active for job in self.jobs),
-            sum(job.is_restart for job in self.jobs),
+        succeeded = sum(job.state is JobState.SUCCEEDED for job in self.jobs)
+        active = sum(job.state.is_active for job in self.jobs)
+        again = sum(job.is_restart for job in self.jobs)
+        text = (
+            "taking up a stopped sweep of %s: succeeded: %d, still running: %d, starting again: %d"
         )
+        log.info(text, quantity(len(self.jobs), "job"), succeeded, active, again)
 
     def run(self, hydra_context: HydraContext, task_function: TaskFunction) -> None:
         jobs = [job for job in self.jobs if job.state is JobState.NOT_STARTED]
@@ -126,14 +126,9 @@ class Sweep:
         is_local = self.options.is_local
         limit = self.options.max_parallel or (1 if is_local else max(len(waiting), 1))
         poll_s = self.options.poll_s or (LOCAL_POLL_S if is_local else CLUSTER_POLL_S)
-        log.info(
-            "%s with j=%s on %s, at most %d at a time; sweep in %s",
-            quantity(len(waiting), "job"),
-            self.shape.j,
-            self.options.scheduler,
-            limit,
-            short_path(self.sweep_dir),
-        )
+        text = "%s with j=%s on %s, at most %d at a time; sweep in %s"
+        count, folder = quantity(len(waiting), "job"), short_path(self.sweep_dir)
+        log.info(text, count, self.shape.j, self.options.scheduler, limit, folder)
         self._save()
         while waiting or self._active():
             while waiting and len(self._active()) < limit:
@@ -152,8 +147,12 @@ class Sweep:
                 time.sleep(poll_s)
         for app in self._apps:
             if app.in_rounds and not app.mailbox.has_return():
-                left = f"the same command makes the {order.num_unmeasured()} measurements left"
-                log.error("the rounds did not end: %s; %s", app.reason, left)
+                left = f"the {order.num_unmeasured()} measurements left"
+                how = f"repeat the command with hydra.sweep.dir={folder}"
+                text = f"the rounds did not end: {app.reason}; to make {left}, {how}"
+                if all(job.state is JobState.SUCCEEDED for job in self.jobs):
+                    raise IncompleteSweepError(text)
+                log.error("%s", text)
 
     def stop(self) -> None:
         """Cancel apps that still run, after an error or Ctrl-C."""

@@ -108,7 +108,7 @@ def test_slurm_request():
         *("--rdzv_port", "29400", "sharder=dim", "batch_size=4096"),
     )
     nodes = request.count("--ntasks-per-node=1 --cpus-per-task=32 --mem=64000 --gpus-per-task=8")
-    assert nodes == request.count("--job-name=train-") == 2
+    assert nodes == request.count("--job-name=dlrm/train-") == 2
     assert "TORCHX_MAX_RETRIES=3" in request
     assert request.count("--nnodes 2 --nproc-per-node 4") == 2
     assert request.count("${SLURM_JOB_NODELIST_HET_GROUP_0:=localhost}:29400") == 2

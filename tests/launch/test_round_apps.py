@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from torchx.runner import get_runner
 from torchx.specs import AppDef, AppState, AppStatus
 
-from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.errors import ConfigError, IncompleteSweepError
 from dlrm_torchx.jobs import SweepJob
 from dlrm_torchx.mailbox import JobMailbox
 from dlrm_torchx.options import SweepOptions
@@ -24,6 +24,7 @@ class DryCluster:
         self.requests: list[Any] = []
         self.looks_left = 0
         """How often an app still runs."""
+        self.ends = AppState.SUCCEEDED
         self._torchx = get_runner()
         self._boxes = sweep_dir / ".torchx"
 
@@ -39,8 +40,9 @@ class DryCluster:
             self.looks_left -= 1
             return AppStatus(AppState.RUNNING)
         for box in self._boxes.iterdir():
-            JobMailbox(box).send_return(JobReturn(status=JobStatus.COMPLETED))
-        return AppStatus(AppState.SUCCEEDED)
+            if self.ends == AppState.SUCCEEDED or box.name != "rounds":
+                JobMailbox(box).send_return(JobReturn(status=JobStatus.COMPLETED))
+        return AppStatus(self.ends, msg="CANCELLED")
 
 
 def rounds_on_kubernetes(sweep_dir: Path, mounted: str) -> Sweep:
@@ -89,12 +91,22 @@ def test_an_app_whose_driver_was_killed_is_waited_for(tmp_path):
         job.mailbox.folder.mkdir(parents=True)
         job.mailbox.send_return(JobReturn(status=JobStatus.COMPLETED))
     sweep.jobs[2].mailbox.folder.mkdir()
+    (tmp_path / ".torchx" / "rounds").mkdir()
     sweep.runner.looks_left = 5
     record = {"app": "kubernetes://torchx/default:rounds-0", "log": None, "seconds": None}
     sweep.take_up([record | {"state": "running"}] * 3)
     assert [job.state for job in sweep.jobs] == ["succeeded", "succeeded", "running"]
     sweep.run(SimpleNamespace(), print)
     assert sweep.runner.requests == []
+    assert [job.state for job in sweep.jobs] == ["succeeded"] * 3
+
+
+def test_cancelled_rounds_fail_the_sweep(tmp_path):
+    sweep = rounds_on_kubernetes(tmp_path, str(tmp_path))
+    sweep.runner.ends = AppState.CANCELLED
+    advice = rf"the 15 measurements left, repeat .* hydra\.sweep\.dir={tmp_path}"
+    with pytest.raises(IncompleteSweepError, match=f"did not end: CANCELLED; .*{advice}"):
+        sweep.run(SimpleNamespace(), print)
     assert [job.state for job in sweep.jobs] == ["succeeded"] * 3
 
 

@@ -78,7 +78,7 @@ def test_all_runs_are_measured_in_every_round(tmp_path: Path) -> None:
     for run in ("random_0", "size_2"):  # a round changes nothing of the run
         result = result_of(tmp_path / run)
         assert result["steps"] == 12
-        assert "round 2: embedding cost" in (tmp_path / run / "train.log").read_text()
+        assert "round 3: embedding cost" in (tmp_path / run / "train.log").read_text()
         assert (tmp_path / run / "journal.delivered").exists()
     logs = "".join(path.read_text() for path in tmp_path.glob("*/train.log"))
     assert logs.count("training batches before the training") == 1, "all share their data"

@@ -56,4 +56,4 @@ def test_an_interrupted_sweep_in_rounds_goes_on(is_requeued, slurm, tmp_path):
         assert sum('"attempt": 0' in line for line in lines) == 2
     assert {job["app"] for job in jobs_of(sweep_dir)} == {app}
     for job in jobs_of(sweep_dir):
-        assert "round 1: embedding cost" in (sweep_dir / job["log"]).read_text()
+        assert "round 2: embedding cost" in (sweep_dir / job["log"]).read_text()
