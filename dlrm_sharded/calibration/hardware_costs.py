@@ -93,7 +93,9 @@ def samples_of(context: RunContext, journal: str | None, snapshot: str | None = 
     conditions, found = conditions_of(context), dict[str, Sample]()
     for store in stores:
         if store is not None and conditions is not None:
-            found |= {f"{store.path}:{n}": of for n, of in store.read(conditions).items()}
+            # the folder of what this job has measured is temporary
+            where = "this measurement" if store.path.parent == context.started else store.path
+            found |= {f"{where}:{n}": of for n, of in store.read(conditions).items()}
     return found
 
 

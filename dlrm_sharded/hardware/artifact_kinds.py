@@ -42,8 +42,8 @@ def cost_model_kind(name: str) -> Kind:
         made_with=CALIBRATE,
         other_device="its computation says nothing about this device, and its exchanges follow "
         f"from stated bandwidths; {calibrate}, or plan with sharder=torchrec",
-        other_hardware="its times may be wrong by a factor, and its order of plans is less "
-        f"reliable; {calibrate}",
+        other_hardware="until plans are measured here, its times may be wrong by a factor, and "
+        f"its order of plans is less reliable; {CALIBRATE} (2 minutes) measures most",
         other_optimizer="backward computation may be wrong; run "
         "`dlrm-calibrate optimizer.embedding={optimizer}`",
         required=("ranges", "measured_links"),

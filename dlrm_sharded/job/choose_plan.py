@@ -79,21 +79,16 @@ def write_start(prepared: Prepared, planned: Planned) -> None:
 def _chosen(prepared: Prepared) -> tuple[ShardingPlan, PlanReport]:
     """Make or keep the plan, and log its predicted cost; rank 0 calls this."""
     task, resumed, planner = prepared.task, prepared.start.resumed, prepared.planner
-    log.info(
-        "%d tables, %.2f GiB, on %d ranks of %s; global batch %d",
-        len(task.tables),
-        task.table_bytes / GIB,
-        task.topology.world_size,
-        task.topology.rank_memory_text,
-        task.batch_size,
-    )
+    text = "%d tables, %.2f GiB, on %d ranks of %s; global batch %d"
+    ranks = (task.topology.world_size, task.topology.rank_memory_text)
+    log.info(text, len(task.tables), task.table_bytes / GIB, *ranks, task.batch_size)
     assert planner is not None
     chosen = None
     kept = prepared.start.plan_to_keep(prepared.settings.config, task.topology.world_size)
     if kept is not None and resumed is not None:
         try:
             chosen = planner.adopt(kept, task, solve_s=resumed.state.plan["solve_s"])
-            log.info("the run keeps the plan of its checkpoint")
+            log.info("the run keeps the plan of its checkpoint, made earlier:")
         except InvalidPlanError as error:
             log.warning("the checkpoint's plan no longer fits: %s; a new one is made", error)
     plan, report = chosen or planner.plan(task)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dlrm_sharded.calibration.collect import collect
 from dlrm_sharded.calibration.disturbance import Disturbance
-from dlrm_sharded.calibration.hardware_costs import needs_measuring
+from dlrm_sharded.calibration.hardware_costs import needs_measuring, samples_of
 from dlrm_sharded.calibration.plan_limits import BATCH_SIZES, FIRST_RUN
 from dlrm_sharded.calibration.sample_store import (
     SampleStore,
@@ -85,7 +85,8 @@ def with_measured_costs(
         if not patiently_on_rank_zero(lambda: _takes_turn(stack, store, limit_s)):
             return planner
         with all_or_none():  # another job may have measured meanwhile
-            present = new_planner(context) if rank.is_zero else None
+            is_measured = rank.is_zero and samples_of(context, journal, snapshot)
+            present = new_planner(context) if is_measured else planner
         if not on_rank_zero(lambda: needs_to(present)):
             return present
         collected, other_work = _measured(rank, context, task, budget_s)
