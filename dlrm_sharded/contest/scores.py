@@ -21,7 +21,7 @@ from dlrm_sharded.plans.plan_report import with_costs
 from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.runs.ranking import PairedRatio, paired_ratio
 
-FIGURES = ("cost_ms", "critical_path_ms", "imbalance")
+FIGURES = ("cost_ms", "excess_ms", "critical_path_ms", "imbalance")
 MEASURED_FIGURES = ("measured_ms", "measured_over_reference", "measured_low", "measured_high")
 
 Measurements = Mapping[str, Measurement]
@@ -55,16 +55,16 @@ def by_plan(entries: Sequence[Entry], measurements: Measurements, reference: str
         rows.append(_case_row(entry.case) | _plan_row(entry.outcome) | measured)
     types = dict.fromkeys((*FIGURES, *MEASURED_FIGURES, "lower_bound_ms"), pl.Float64)
     plans = pl.DataFrame(rows, infer_schema_length=None, schema_overrides=types)
-    cost, bound = pl.col("cost_ms"), pl.col("lower_bound_ms")
+    cost, excess, bound = map(pl.col, ("cost_ms", "excess_ms", "lower_bound_ms"))
     is_reference = pl.col("sharder") == reference
-    holds = bound.is_between(0.0, cost.min(), closed="right")
+    holds = bound.is_between(0.0, (cost - excess).min(), closed="right")
     plans = plans.with_columns(
         reference_ms=cost.filter(is_reference).first().over("task"),
         measured_reference_ms=pl.col("measured_ms").filter(is_reference).first().over("task"),
         bound_ms=bound.filter(holds).max().over("task"),
     )
     return plans.with_columns(
-        over_reference=cost / pl.col("reference_ms"), gap=cost / pl.col("bound_ms") - 1
+        over_reference=cost / pl.col("reference_ms"), gap=(cost - excess) / pl.col("bound_ms") - 1
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 from dlrm_sharded.contest.cases import Measurement, Setting
 from dlrm_sharded.contest.scores import by_plan, scores
 from dlrm_sharded.contest.summary import failures, notes, plot_scores, score_table, verdict
+from dlrm_sharded.plans.plan_cost import PlanCost
 from tests.unit.contest.entries import cost_of, entry_of
 
 
@@ -69,7 +70,9 @@ def test_a_margin_is_a_tie(ms, expected):
 
 def test_the_gap_is_from_the_best_bound_of_any_sharder():
     """A bound above a plan's cost is of plans in another precision."""
-    a, b = entry_of("t", "a", 2.0, lower_bound_ms=1.6), entry_of("t", "b", 3.0, lower_bound_ms=1.0)
+    cost = PlanCost(cost_of(2.0).per_rank, excess_ms=0.5)
+    a = entry_of("t", "a", 2.0, lower_bound_ms=1.6, cost=cost)
+    b = entry_of("t", "b", 3.0, lower_bound_ms=1.0)
     for other in (b, entry_of("t", "b", 3.0, lower_bound_ms=2.5)):
         assert by_plan([a, other], {}, "a")["gap"].to_list() == pytest.approx([0.25, 0.875])
 
@@ -83,8 +86,7 @@ def test_measured_costs_decide_by_rounds():
     measured = {"t0": Measurement(apart, costs), "t1": Measurement(mixed, costs)}
     [_, other] = scored(entries_of(a=[1, 1], b=[1, 1]), "a", measured)
     assert other.tallies["measured"] == (1, 1, 0)
-    [reference, _] = scored(entries_of(a=[1, 1], b=[1, 1]), "b", measured)
-    assert reference.tallies["measured"] == (0, 1, 1)
+    assert scored(entries_of(a=[1, 1], b=[1, 1]), "b", measured)[0].tallies["measured"] == (0, 1, 1)
     assert other.ratios["measured"].ratio == pytest.approx(0.5)
     assert ratio_of(other) == 1.0
     assert "measured / a [95 %]" in score_table([other], "a").text()
@@ -108,8 +110,7 @@ def test_the_result_in_a_sentence(costs, expected):
 
 
 def test_cases_without_a_plan_are_named():
-    entries = entries_of(a=[1, None, None], b=[None, None, 1])
-    lines = failures(by_plan(entries, {}, "a"))
+    lines = failures(by_plan(entries_of(a=[1, None, None], b=[None, None, 1]), {}, "a"))
     assert lines == [f"no plan: {of}: no memory" for of in ("t1, a", "t2, a", "t0, b", "t1, b")]
 
 
@@ -121,7 +122,6 @@ def test_the_plot_has_each_interval():
     assert [label.get_text() for label in axes.get_yticklabels()] == [
         *("a (6/6)", "b (6/6)", "c (0/6)")
     ]
-    segments = [segment for bars in axes.collections for segment in bars.get_segments()]
     ratios = [one.ratios["predicted"] for one in found[:2]]
-    ends = [tuple(segment[:, 0]) for segment in segments]
+    ends = [tuple(line[:, 0]) for bars in axes.collections for line in bars.get_segments()]
     assert ends == [pytest.approx((one.low, one.high)) for one in ratios]
