@@ -35,10 +35,10 @@ def _check_overrides() -> None:
     overrides = sys.argv[sys.argv.index(TRAINING) + 1 :] if TRAINING in sys.argv else ["-"]
     if any(word.startswith(("-", "hydra.searchpath")) for word in overrides):
         return  # which may name other configs than those of conf
-    from dlrm_sharded.commands.exit_codes import exit_codes
     from dlrm_sharded.commands.hydra_app import compose_training
+    from dlrm_sharded.commands.messages import ended_by_user_errors
 
-    with exit_codes(all_ranks_alike=True):
+    with ended_by_user_errors():
         compose_training(overrides)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from hydra.errors import HydraException, InstantiationException, MissingConfigException
@@ -17,7 +19,7 @@ from omegaconf.errors import (
 
 from dlrm_sharded.commands.removed import why_removed
 from dlrm_sharded.commands.yamls import options_of
-from dlrm_sharded.files.errors import RankError, UserError
+from dlrm_sharded.files.errors import EXIT_USER_ERROR, RankError, UserError
 from dlrm_sharded.ranks.version_sets import missing_text
 
 DISK_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO}
@@ -34,6 +36,18 @@ MAX_MESSAGE = 2000
 
 UNKNOWN_KEY = re.compile(r"Could not override '([^']+)'")
 """Beginning of Hydra's message for a key that a config does not have."""
+
+
+@contextmanager
+def ended_by_user_errors() -> Iterator[None]:
+    """End a process that is no rank with one line if the body raises an error of the user."""
+    try:
+        yield
+    except Exception as error:
+        if (message := readable_message(error)) is None:
+            raise
+        print(f"error: {message}", file=sys.stderr)
+        sys.exit(EXIT_USER_ERROR)
 
 
 def readable_message(error: BaseException) -> str | None:

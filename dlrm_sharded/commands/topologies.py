@@ -17,7 +17,6 @@ from dlrm_sharded.commands.hydra_app import instantiate
 from dlrm_sharded.commands.sharders import plain, with_overrides
 from dlrm_sharded.commands.words import checked_names
 from dlrm_sharded.files.errors import ConfigError, check_count
-from dlrm_sharded.files.text_table import quantity
 from dlrm_sharded.hardware.gpus.gpu_specs import named_gpu_spec
 from dlrm_sharded.plans.task import GIB, MAX_RANKS, OPTIMIZER_KEYS, ShardingTask
 from dlrm_sharded.plans.topology_settings import TopologySettings
@@ -85,7 +84,7 @@ def _on(one: ComparedTask, name: str, settings: TopologySettings, num_ranks: int
     of_optimizer = (*OPTIMIZER_KEYS, "optimizer_bytes_by_table")
     state = {key: getattr(one.task.topology, key) for key in of_optimizer}
     topology = ranks.topology(spec.memory_gib * GIB, **state)
-    size = f"{quantity(num_ranks, 'rank')} of {name}"
+    size = f"{num_ranks} rank{'s' * (num_ranks > 1)} of {name}"
     return ComparedTask(
         f"{one.name}-{name}-{num_ranks}",
         dataclasses.replace(one.task, topology=topology),

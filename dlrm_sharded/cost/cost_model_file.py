@@ -45,11 +45,14 @@ def costs_digest(model: LearnedCostModel) -> str:
 def write_cost_model(path: Path, model: object) -> None:
     """Write a model to `path`, whose suffix is `ARTIFACT_SUFFIX`.
 
-    Models other than learned ones follow from their config, and have no such file.
+    Models other than learned ones follow from their config, and have no such file: an earlier one
+    is removed.
     """
     if isinstance(model, LearnedCostModel):
         arrays, meta = _content(model)
         write_artifact(path.parent, path.name.removesuffix(ARTIFACT_SUFFIX), arrays, meta)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def cost_model_beside(plan: Path) -> Path:

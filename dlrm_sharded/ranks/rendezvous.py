@@ -28,7 +28,7 @@ LOOPBACK = "127.0.0.1"
 BACKEND = "loopback"
 STORE_TIMEOUT_S = 60
 
-RESOLVE_S = 20.0
+RESOLVE_S = 60.0
 """Time for the endpoint's name to become known: a pod gets its name only when it starts."""
 
 
@@ -76,7 +76,7 @@ def _set_reached_address(config: LaunchConfig) -> None:
     rendezvous on the host of the endpoint only if the host's own name resolves to the endpoint.
     """
     host, _ = utils.parse_rendezvous_endpoint(config.rdzv_endpoint, default_port=DEFAULT_PORT)
-    deadline = time.monotonic() + RESOLVE_S
+    deadline = time.monotonic() + float(config.rdzv_configs.get("read_timeout", RESOLVE_S))
     while True:
         try:
             source, target = source_towards(host)

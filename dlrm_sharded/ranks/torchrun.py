@@ -99,7 +99,8 @@ def launch(arguments: Sequence[str]) -> int:
             say(end.line)
         return end.code
     except (DistNetworkError, RendezvousError) as error:
-        reason, *_ = str(error.__cause__ or error).splitlines()
+        # some of torch's errors have no text
+        reason = (str(error.__cause__ or error) or type(error).__name__).splitlines()[0]
         say(
             f"error: the hosts did not meet at {config.rdzv_endpoint}: {reason}; the host that "
             "ended first has the reason, unless no host listens there or another program does"

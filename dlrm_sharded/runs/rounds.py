@@ -92,14 +92,15 @@ def disturbed_rounds(runs: Sequence[Mapping[int, Round]]) -> set[int]:
 
 
 def mean_figures(folders: Iterable[Path]) -> dict[Path, dict[str, float]]:
-    """Return the means of a sweep's runs over their undisturbed rounds, or over all if none is.
+    """Return the means of a sweep's runs over common undisturbed rounds, or else over their own.
 
     A run without rounds has no means.
     """
     runs = {folder: found for folder in folders if (found := read_rounds(folder))}
     disturbed, means = disturbed_rounds([*runs.values()]), {}
     for folder, rounds in runs.items():
-        kept = [rounds[number] for number in rounds.keys() - disturbed or rounds]
+        common = set.intersection(*map(set, runs.values())) - disturbed
+        kept = [rounds[number] for number in common or rounds]
         means[folder] = {name: fmean(getattr(one, name) for one in kept) for name in FIGURES}
     return means
 

@@ -10,8 +10,8 @@ from typing import Dict, List, Optional  # noqa: UP035, the only types that Torc
 from torchx.specs import AppDef, parse_mounts
 
 from dlrm_sharded.checkpoint.folder import FOLDER_KEY
-from dlrm_sharded.commands.exit_codes import exit_codes
 from dlrm_sharded.commands.hydra_app import compose_training
+from dlrm_sharded.commands.messages import ended_by_user_errors
 from dlrm_torchx.app import JobShape, in_mounted_runs, storage_mounts, torchrun_app
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ def train(
         data: volume claim, or folder of the hosts, that containers see as /mnt/data
         runs: volume claim, or folder of the hosts, for the folder of the run
     """
-    with exit_codes(all_ranks_alike=True):
+    with ended_by_user_errors():
         words = in_mounted_runs(overrides) if runs else list(overrides)
         compose_training(words)
         if image and not runs and not mounts and not any(FOLDER_KEY in word for word in words):
@@ -98,7 +98,7 @@ def calibrate(
         rdzv_port: port at which the ranks of several nodes meet; 0 for a random one
         mounts: mounts of the container, such as type=bind,src=/data,dst=/data
     """
-    with exit_codes(all_ranks_alike=True):
+    with ended_by_user_errors():
         return torchrun_app(
             "dlrm_sharded.commands.calibrate",
             overrides,

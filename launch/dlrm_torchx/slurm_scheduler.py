@@ -5,6 +5,7 @@ It is registered in pyproject.toml as `slurm`, so the command line and sweeps us
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -56,7 +57,7 @@ class TolerantSlurmScheduler(SlurmScheduler):
         info = super()._submit_dryrun(app, cfg)
         folder = Path(cfg["log_dir"]).resolve()
         for name, replica in info.request.replicas.items():
-            replica.name = f"{app.name}/{name}"  # of the job in Slurm
+            replica.name = re.sub(r"[^\w.-]+", "-", app.name) + f"/{name}"  # of the job in Slurm
             for stream, ending in (("output", "out"), ("error", "err")):
                 path = folder / f"slurm-{macros.app_id}-{name}.{ending}"
                 replica.srun_opts[stream] = str(path)

@@ -5,6 +5,7 @@ Each job has its own app, or one app runs all of them, in rounds.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import random
@@ -146,7 +147,8 @@ class Sweep:
             if self._active():
                 time.sleep(poll_s)
         for app in self._apps:
-            if app.in_rounds and not app.mailbox.has_return():
+            is_missing = app.in_rounds and not app.mailbox.has_return()
+            if is_missing and (app.reason or order.num_unmeasured()):
                 left = f"the {order.num_unmeasured()} measurements left"
                 how = f"repeat the command with hydra.sweep.dir={folder}"
                 text = f"the rounds did not end: {app.reason}; to make {left}, {how}"
@@ -253,7 +255,9 @@ class Sweep:
     def _log_news(self, app: SweepApp) -> None:
         """Log why apps wait in the queue, and the round that one has begun, each once."""
         path = app.mailbox.folder / PROGRESS
-        news = path.read_text() if path.exists() else app.waits_for
+        news = app.waits_for
+        with contextlib.suppress(OSError):  # of a shared disk, or there is none yet
+            news = path.read_text()
         if news and news not in self._said:
             self._said.add(news)
             log.info("%s", news)
