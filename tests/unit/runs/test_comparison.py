@@ -219,6 +219,13 @@ def test_tables_for_programs():
     assert counts == [("1", "0", "0"), ("1", "1", "1")]
 
 
+def test_means_are_over_the_rounds_that_all_runs_have(tmp_path):
+    """The machine may have been slower in later rounds, which leave out the slow sharders."""
+    speeds = {"aa": [100.0] * 6 + [50.0] * 6, "bb": [100.0] * 6}
+    comparison = summarize([in_rounds(tmp_path, name, found) for name, found in speeds.items()])
+    assert comparison.summary["samples_per_s_mean"].to_list() == [100.0, 100.0]
+
+
 def test_ratios_with_intervals_are_in_tables_files_and_plots(tmp_path):
     """The table is ordered by them: it would be by cost, which the runs do not know, or by name."""
     speeds = {"random": [100.0] * 8, "aa": [120.0, 121.0] * 4, "zz": [119.0, 122.0] * 4}
