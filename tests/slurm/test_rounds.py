@@ -47,7 +47,7 @@ def test_an_interrupted_sweep_in_rounds_goes_on(is_requeued, slurm, tmp_path):
     assert states_of(sweep_dir) == ["succeeded"] * len(RUNS)
     assert {path: path.stat().st_mtime_ns for path in results} == results
     interruptions = [result_of(sweep_dir / run)["interruptions"] for run in RUNS]
-    assert interruptions == [int(is_requeued), 0]
+    assert sum(interruptions) == is_requeued
     for run in RUNS:
         rounds = read_rounds(sweep_dir / run)
         assert sorted(rounds) == [0, 1]
