@@ -145,7 +145,7 @@ class Saver:
 
     @property
     def must_end(self) -> bool:
-        """Whether this rank knows that training has to end; `finish` raises the reason."""
+        """Tells whether this rank knows that training has to end; `finish` raises the reason."""
         return self._fatal is not None
 
     def save(self, tensors: State, state: RunState) -> None:

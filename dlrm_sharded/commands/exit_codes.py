@@ -41,7 +41,7 @@ MEETING_TIMEOUT_S = 30
 
 
 _runs_command = False
-"""Whether Hydra has called the command: from then on, errors are not Hydra's."""
+"""It is set once Hydra has called the command: from then on, errors are not Hydra's."""
 
 
 class ReportedExit(SystemExit):

@@ -32,7 +32,7 @@ REMOVED: dict[str, str] = {
     "topology.host_gb_per_s": IN_RANKS,
     "curve_batches": IN_RANKS,
 }
-"""What users can set instead, by `group=option` or key; a dotted key includes all keys below it."""
+"""It says what users can set instead of a `group=option`, or of a key and all keys below it."""
 
 
 def why_removed(name: str) -> str | None:

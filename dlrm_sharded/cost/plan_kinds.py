@@ -62,7 +62,7 @@ class Cuts:
 
     @property
     def is_on_all_ranks(self) -> bool:
-        """Whether every rank has a piece of every table; else vectors are in the all-to-all."""
+        """Tells whether every rank has a piece of every table; if not, an all-to-all is needed."""
         return self.layout not in ("columns", "host_rows")
 
     def without(self, tables: Mask) -> Cuts:

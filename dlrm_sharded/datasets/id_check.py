@@ -19,7 +19,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from dlrm_sharded.plans.tables import Table, tables_by_feature
 
 BOUNDS = ("warn", "error", "ignore")
-"""What to do about ids that are out of range: warn, fail, or not check at all."""
+"""Ids that are out of range lead to a warning or an error, or are not checked at all."""
 
 UNSIGNED = {torch.int32: np.uint32, torch.int64: np.uint64}
 """As these types, negative ids are beyond every table, so that one maximum finds both kinds."""

@@ -20,7 +20,7 @@ PAPER_BATCH_SIZE = 65_536
 PAPER_NUM_TABLES = (10, 59)
 PAPER_WORLD_SIZE, PAPER_MEMORY_BYTES = 4, 4 * GIB
 SPARE_BYTES = 1_000_000_000
-"""What is left if all tables share 4 GB per rank: they take 15 GB on 4 ranks, 31 GB on 8."""
+"""This much stays free if tables share 4 GB per rank: they take 15 GB on 4 ranks, 31 GB on 8."""
 
 NEUROSHARD_SIZES = ((4, PAPER_NUM_TABLES), (8, (20, 119)))
 """Numbers of GPUs and of tables in NeuroShard's Table 1."""

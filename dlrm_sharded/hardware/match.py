@@ -50,7 +50,7 @@ class Match:
 
     @property
     def is_same(self) -> bool:
-        """Whether fingerprints and probes are known and agree."""
+        """Tells whether fingerprints and probes are known and agree."""
         return not self.reasons
 
     @property

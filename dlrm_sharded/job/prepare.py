@@ -29,7 +29,7 @@ from dlrm_sharded.sharders.planning import Planner
 
 @dataclass(frozen=True)
 class Prepared:
-    """What is known about a run before it is planned.
+    """Holds what is known about a run before it is planned.
 
     Args:
         context: the hardware of the ranks, and what depends on it.
