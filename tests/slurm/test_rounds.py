@@ -10,13 +10,13 @@ from tests.conftest import SMALL_RUN
 from tests.e2e.runs import result_of
 from tests.launch.conftest import jobs_of, states_of
 from tests.processes import wait_until
-from tests.slurm.test_torchx import sweep
+from tests.slurm.test_torchx import PREEMPTED_STEPS, sweep
 
 pytestmark = pytest.mark.slow
 
 RUNS = ["random_0", "dim_1"]
 ROUNDS = ["hydra.launcher.rounds=2", "round_steps=4", "sharder=random,dim"]
-LONGER = ["trainer.num_steps=150", "trainer.checkpoint.every_steps=20"]
+LONGER = [f"trainer.num_steps={PREEMPTED_STEPS}", "trainer.checkpoint.every_steps=20"]
 
 
 @pytest.mark.parametrize("is_requeued", [True, False], ids=["job_requeued", "driver_killed"])
