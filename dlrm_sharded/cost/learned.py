@@ -139,10 +139,8 @@ class LearnedCostModel:
         for name, (low, high) in zip(EXTENT, extent_of(workload).tolist(), strict=True):
             fitted_low, fitted_high = self.ranges[name]
             if low < fitted_low / RANGE_SLACK or high > fitted_high * RANGE_SLACK:
-                texts.append(
-                    f"{name} {_number(low)} to {_number(high)}, fitted on "
-                    f"{_number(fitted_low)} to {_number(fitted_high)}"
-                )
+                fitted = _interval(fitted_low, fitted_high)
+                texts.append(f"{name} {_interval(low, high)}, fitted on {fitted}")
         return texts
 
     def predict_workload(self, workload: Workload, hosts: Hosts) -> PlanCost:
@@ -160,5 +158,6 @@ def _conversions(model: LearnedCostModel) -> Mapping[str, ConversionTimes]:
     return gpu_conversions((find_gpu_spec(model.name) or gpu_specs()[GENERIC]).memory_gb_per_s)
 
 
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+def _interval(low: float, high: float) -> str:
+    numbers = (f"{value:,.0f}" if value >= 10 else f"{value:.2g}" for value in (low, high))
+    return " to ".join(dict.fromkeys(numbers))
