@@ -127,7 +127,7 @@ class Budget:
             f"{name} {value / GIB:.2f} GiB" for name, value in memory.largest(4) if value
         )
         together = (
-            f"the {len(ranks)} ranks of its host need {needed / GIB:.2f} GiB together, "
+            f"the {len(ranks)} ranks of its host need {needed / GIB:.2f} GiB together, and "
             if len(ranks) > 1
             else ""
         )
@@ -139,7 +139,7 @@ class Budget:
         )
         raise InfeasibleTaskError(
             f"rank {fullest} needs {memory.needed / GIB:.2f} GiB{of_host} ({parts}); {together}"
-            f"and {available / GIB:.2f} GiB are available; {remedy}, or train all the same with "
+            f"{available / GIB:.2f} GiB are available; {remedy}, or train all the same with "
             "check_memory=false, because the estimate may be off by 10 %"
         )
 
