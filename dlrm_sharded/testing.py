@@ -32,7 +32,13 @@ from dlrm_sharded.plans.layouts import Replicas, RowBlocks, layout_name, trained
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
-from dlrm_sharded.plans.task import ShardingTask, Topology, with_optimizer, without_memory_limit
+from dlrm_sharded.plans.task import (
+    ShardingTask,
+    Topology,
+    in_half,
+    with_optimizer,
+    without_memory_limit,
+)
 from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.sharders.base import Sharder, sharder_name
 
@@ -222,7 +228,7 @@ def small_tasks() -> dict[str, ShardingTask]:
     mixed = [(1000, 16, 3.0), (50, 128, 1.0), (3, 4, 0.0), (20_000, 8, 20.5), (700, 768, 2.0)]
     return {
         "w1-one_table": task(1, [(100, 16, 1.0)], 10**6),
-        "w2-mixed": task(2, mixed, 10**7),
+        "w2-mixed": in_half(task(2, mixed, 10**7)),
         "w3-mixed": task(3, mixed, 10**7),
         "w8-fewer_tables_than_ranks": task(8, mixed[:3], 10**7),
         "w2-huge_table": task(2, [*mixed, (10**6, 64, 1.0)], 10**7),

@@ -34,11 +34,8 @@ class BlockNeighborhood(StateMoves):
         """Return moves that put the costliest units of a rank in row blocks."""
         if not self.splits:
             return []
-        state, problem = self.state, self.problem
-        slots = self._changeable_slots(rank)
-        processing_ms = problem.processing_ms(problem.load[state.piece_shape[slots]])
-        costliest = slots[np.argsort(-processing_ms, kind="stable")[:NUM_ROW_CUTS]]
-        return self._cuts_of(state.piece_unit[costliest].tolist(), objective)
+        units = self.state.costliest_units(self._changeable_slots(rank), NUM_ROW_CUTS)
+        return self._cuts_of(units, objective)
 
     def other_cuts(self, objective: SmoothObjective) -> list[Move]:
         """Return moves that put units of any ranks in row blocks, which may help all ranks."""

@@ -15,14 +15,14 @@ from dlrm_sharded.cost.base import CostedTask
 from dlrm_sharded.cost.compute import READ_MB
 from dlrm_sharded.cost.exchange_costs import ExchangeCosts
 from dlrm_sharded.cost.shapes import BlockShapes, Pieces, Shapes
-from dlrm_sharded.cost.workload import Floats, Indices, owners
+from dlrm_sharded.cost.workload import Floats, Indices, Mask, owners
 from dlrm_sharded.files.errors import InfeasibleTaskError
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks, trained_layouts
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.search.constraints import Constraints
 from dlrm_sharded.search.loads import LoadWeights
 from dlrm_sharded.search.piece_loads import PieceLoads
-from dlrm_sharded.search.problem import Blocks, Demand, Mask, Number, Problem, RankGroup
+from dlrm_sharded.search.problem import Blocks, Demand, Number, Problem, RankGroup
 
 MAX_WIDTHS = 64
 """Largest number of widths of a table; tables of more than 256 columns get wider steps than 4."""
@@ -47,7 +47,8 @@ def build_problem(
         split_error: share that is added to the computation of a part of a table, so that no split
             is made for a gain that is within the model's error.
         max_widths: largest number of widths of a table, see `Shapes.from_task`.
-        all_replicas: whether to offer even replicas that seem not to pay, for an earlier plan.
+        all_replicas: whether to offer even replicas that seem not to pay: for an earlier plan,
+            which may have some, and for few tables.
     """
     task, compute, hosts = costed.task, costed.compute, costed.hosts
     costs = ExchangeCosts.from_model(costed.communication, hosts)

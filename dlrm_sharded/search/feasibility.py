@@ -92,8 +92,6 @@ def _smallest_piece_bytes(problem: Problem, unit: int) -> int:
 
 def _row_blocks_may_fit(problem: Problem, unit: int) -> bool:
     """Return whether the unit's row blocks may fit some group."""
-    if problem.world_size == 1:
-        return False
     for blocks in problem.blocks:
         if blocks.possible[unit]:
             # The last rank of a group is left out: its block may be smaller than the others.

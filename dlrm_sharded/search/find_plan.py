@@ -1,7 +1,7 @@
 """The whole search: construct plans, improve them by moves, and perturb what moves do not improve.
 
-`find_state` searches from scratch, `improve_within` starts from an earlier plan, and `find_quickly`
-is a short search for the least predicted cost, with which other plans are compared.
+`find_from_scratch` builds a problem and searches it (`find_state`), `improve_within` starts from an
+earlier plan, and `find_quickly` is a short search with which other plans are compared.
 """
 
 from __future__ import annotations

@@ -61,7 +61,8 @@ def placed_plan(
             placer.place(unit, rank, width)
         elif not _place_in_parts(state, placer, unit, width):
             return None
-    return _finished(state)
+    state.settle()
+    return state
 
 
 def _packed_plan(problem: Problem, cuts: Sequence[UnitCut]) -> State | None:
@@ -74,7 +75,8 @@ def _packed_plan(problem: Problem, cuts: Sequence[UnitCut]) -> State | None:
         state = State(problem)
         left = _place_largest_first(state, cuts)
         if left == []:
-            return _finished(state)
+            state.settle()
+            return state
         in_rows = {unit: _cheapest_row_cut(problem, unit) for unit in left or ()}
         if not any(in_rows.values()):
             return None
@@ -177,9 +179,3 @@ def _new_placer(state: State) -> GreedyPlacer:
     problem = state.problem
     mean = problem.load[problem.whole_shape].sum(axis=0) / problem.world_size
     return GreedyPlacer(state, scale=mean + 1e-12)  # a load may be zero on all ranks
-
-
-def _finished(state: State) -> State:
-    state.refresh()
-    state.log.clear()
-    return state

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dlrm_sharded.cost.workload import Floats, Indices
-from dlrm_sharded.search.problem import Blocks, Mask, by_group
+from dlrm_sharded.cost.workload import Floats, Indices, Mask
+from dlrm_sharded.search.problem import Blocks, by_group
 from dlrm_sharded.search.state import State
 
 NUM_SPREAD = 32
@@ -93,10 +93,8 @@ class GreedyPlacer:
     def place_blocks(self, unit: int, blocks: Blocks) -> bool:
         """Put a unit in row blocks on the least loaded group where they fit, if there is one."""
         fits = by_group(self.free_bytes, blocks.group_size) >= blocks.size_bytes[unit]
-        # The load of a group is the sum over its ranks.
-        group_load = self.load.reshape(len(blocks.groups), -1).sum(axis=1)
         allowed = self._state.allowed_ranks(unit) & fits.ravel()
-        group = least_loaded_group(blocks, allowed, group_load)
+        group = least_loaded_group(blocks, allowed, self.load)
         if group is None:
             return False
         rank_group = self._problem.groups[group]
@@ -125,14 +123,15 @@ class GreedyPlacer:
         )
 
 
-def least_loaded_group(blocks: Blocks, allowed: Mask, group_load: Floats) -> int | None:
+def least_loaded_group(blocks: Blocks, allowed: Mask, load: Floats) -> int | None:
     """Return the least loaded group whose ranks are all allowed; None if there is none.
 
     Args:
         allowed: [W], ranks that may hold a block.
-        group_load: [G], load of each group that can hold these blocks.
+        load: [W, L], of the ranks; that of a group is the sum over its ranks.
     """
     fits = by_group(allowed, blocks.group_size).all(axis=1)
     if not fits.any():
         return None
+    group_load = load.reshape(len(blocks.groups), -1).sum(axis=1)
     return blocks.groups[int(np.where(fits, group_load, np.inf).argmin())]

@@ -107,8 +107,7 @@ class Rebuilder:
         if not units:
             return None
         unit = self._one_of_the_first(sorted(units, key=lambda unit: -int(size[unit])))
-        for rank in list(state.widths[unit]):
-            state.set_width(unit, rank, 0)
+        state.remove_columns(unit)
         return unit
 
     def _can_spread(self, unit: int) -> bool:
@@ -131,8 +130,7 @@ class Rebuilder:
         if not options:
             return []
         cut = self._one_of_the_first(options).cut
-        for other in list(state.widths[unit]):
-            state.set_width(unit, other, 0)
+        state.remove_columns(unit)
         group = COLUMNS if cut.kind is None else self._least_loaded_group(unit, cut.kind)
         state.set_group(unit, group)
         if group != COLUMNS:
@@ -143,22 +141,18 @@ class Rebuilder:
 
     def _cuttable_units(self, rank: int) -> list[int]:
         """Return the costliest units of a rank, and a random one of all units in row blocks."""
-        state, problem = self._state, self._state.problem
+        state = self._state
         slots = np.array(state.slots_on_rank[rank], dtype=np.int64)
-        processing_ms = problem.processing_ms(problem.load[state.piece_shape[slots]])
-        costliest = slots[np.argsort(-processing_ms, kind="stable")[:NUM_COSTLIEST]]
         in_row_blocks = np.flatnonzero(state.group != COLUMNS)
         return [
-            *state.piece_unit[costliest].tolist(),
+            *state.costliest_units(slots, NUM_COSTLIEST),
             *self._rng.permutation(in_row_blocks)[:1].tolist(),
         ]
 
     def _least_loaded_group(self, unit: int, kind: int) -> int:
         """Return the least loaded group for row blocks, `COLUMNS` if constraints allow none."""
         state, blocks = self._state, self._state.problem.blocks[kind]
-        rank_load = state.load.sum(axis=1)
-        group_load = rank_load.reshape(len(blocks.groups), -1).sum(axis=1)
-        group = least_loaded_group(blocks, state.allowed_ranks(unit), group_load)
+        group = least_loaded_group(blocks, state.allowed_ranks(unit), state.load)
         return COLUMNS if group is None else group
 
     def _one_of_the_first(self, choices: Sequence[Choice]) -> Choice:

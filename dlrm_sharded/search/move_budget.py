@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dlrm_sharded.cost.workload import Floats
+from dlrm_sharded.cost.workload import Floats, Mask
 from dlrm_sharded.plans.plan import Shard
-from dlrm_sharded.search.problem import Mask
 from dlrm_sharded.search.state import State
 from dlrm_sharded.search.state_shards import ShardsByTable, moved_bytes, unit_shards
 

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dlrm_sharded.cost.workload import Floats, Indices
+from dlrm_sharded.cost.workload import Floats, Indices, Mask
 from dlrm_sharded.search.move_budget import MoveBudget
-from dlrm_sharded.search.problem import Mask, Problem
+from dlrm_sharded.search.problem import Problem
 from dlrm_sharded.search.smooth_objective import SmoothObjective
 from dlrm_sharded.search.state import Edit, SetWidth, State
 

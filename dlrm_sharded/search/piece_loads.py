@@ -12,9 +12,9 @@ import numpy as np
 from dlrm_sharded.cost.compute import READ_MB, ComputeModel
 from dlrm_sharded.cost.exchange_costs import ExchangeCosts, ReduceCosts
 from dlrm_sharded.cost.shapes import BlockShapes, Pieces, Shapes
-from dlrm_sharded.cost.workload import Floats, Indices
+from dlrm_sharded.cost.workload import Floats, Indices, Mask
 from dlrm_sharded.search.loads import NUM_LOADS, LoadWeights
-from dlrm_sharded.search.problem import Blocks, Demand, Mask
+from dlrm_sharded.search.problem import Blocks, Demand
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,11 @@ from numpy.typing import NDArray
 from dlrm_sharded.cost.base import CostedTask
 from dlrm_sharded.cost.exchange_costs import ExchangeCosts
 from dlrm_sharded.cost.exchange_terms import Hosts
-from dlrm_sharded.cost.workload import Floats, Indices
+from dlrm_sharded.cost.workload import Floats, Indices, Mask
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.search.loads import NUM_LOADS, Load, LoadWeights
 
-Mask = NDArray[np.bool_]
 Number = TypeVar("Number", bound=np.generic)
 
 

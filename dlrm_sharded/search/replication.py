@@ -61,8 +61,7 @@ def replicate(state: State) -> bool:
         if after.min() < 0:
             continue
         free_bytes = after
-        for rank in list(state.widths[unit]):
-            state.set_width(unit, rank, 0)
+        state.remove_columns(unit)
         state.set_group(unit, replicas.groups[0])
         num_replicated += 1
     state.refresh()

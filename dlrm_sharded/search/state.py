@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dlrm_sharded.search.problem import Demand, Mask, Problem, by_group
+from dlrm_sharded.cost.workload import Indices, Mask
+from dlrm_sharded.search.problem import Demand, Problem, by_group
 
 COLUMNS = -1
 """Entry of `State.group` for units in column pieces, that is, not in row blocks on a group."""
@@ -99,8 +100,7 @@ class State:
             state.set_group(unit, int(self.group[unit]))
             for rank, width in widths.items():
                 state.set_width(unit, rank, width * factor)
-        state.refresh()
-        state.log.clear()
+        state.settle()
         return state
 
     @property
@@ -123,6 +123,13 @@ class State:
             allowed &= ~(others > 0).any(axis=0)
         return allowed
 
+    def costliest_units(self, slots: Indices, number: int) -> list[int]:
+        """Return the units of the costliest pieces in some slots [n], by processing time."""
+        processing_ms = self.problem.processing_ms(self.problem.load[self.piece_shape[slots]])
+        costliest = slots[np.argsort(-processing_ms, kind="stable")[:number]]
+        units: list[int] = self.piece_unit[costliest].tolist()
+        return units
+
     def apply(self, edit: Edit) -> None:
         """Make an edit."""
         if isinstance(edit, SetGroup):
@@ -137,6 +144,11 @@ class State:
             return
         self.log.append(SetWidth(unit, rank, before))
         self._set_width(unit, rank, width)
+
+    def remove_columns(self, unit: int) -> None:
+        """Remove a unit's column pieces from all ranks."""
+        for rank in list(self.widths[unit]):
+            self.set_width(unit, rank, 0)
 
     def set_group(self, unit: int, group: int) -> None:
         """Make the edit `SetGroup`; the unit must have no column pieces."""
@@ -154,6 +166,11 @@ class State:
             else:
                 self._set_width(*edit)
         self.refresh()
+
+    def settle(self) -> None:
+        """Make the edits made so far final."""
+        self.refresh()
+        self.log.clear()
 
     def refresh(self) -> None:
         """Bring the loads of edited ranks up to date."""

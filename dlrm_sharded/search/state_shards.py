@@ -15,7 +15,7 @@ from dlrm_sharded.plans.layouts import (
 from dlrm_sharded.plans.plan import Shard
 from dlrm_sharded.plans.tables import Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
-from dlrm_sharded.search.problem import Demand, Problem
+from dlrm_sharded.search.problem import Demand
 from dlrm_sharded.search.state import COLUMNS, State
 
 ShardsByTable = Mapping[str, Sequence[Shard]]
@@ -36,17 +36,7 @@ def state_shards(state: State, earlier: ShardsByTable | None = None) -> tuple[Sh
 
 def unit_shards(state: State, unit: int, earlier: ShardsByTable | None = None) -> list[Shard]:
     """Return the shards of a unit's tables."""
-    return shards_of_unit(state.problem, unit, int(state.group[unit]), state.widths[unit], earlier)
-
-
-def shards_of_unit(
-    problem: Problem,
-    unit: int,
-    group: int,
-    widths: Mapping[int, int],
-    earlier: ShardsByTable | None = None,
-) -> list[Shard]:
-    """Return the shards of a unit's tables in a layout, see `State`."""
+    problem, group, widths = state.problem, int(state.group[unit]), state.widths[unit]
     shards: list[Shard] = []
     for index in problem.tables[unit]:
         table = problem.task.tables[index]
@@ -143,8 +133,7 @@ def load_plan(state: State, plan: ShardsByTable) -> bool:
             return False
         if problem.allowed is not None and not problem.allowed[unit, list(ranks)].all():
             return False
-    state.refresh()
-    state.log.clear()
+    state.settle()
     return bool((state.free_bytes >= 0).all() and (state.separated_count <= 1).all())
 
 

@@ -88,13 +88,3 @@ def in_stated_precision(sharder: Sharder, task: ShardingTask) -> ShardingTask:
 def sharder_name(sharder: Sharder) -> str:
     """Return the name that reports show."""
     return str(getattr(sharder, "name", type(sharder).__name__))
-
-
-def uses_costs(sharder: Sharder, *, has_context: bool) -> bool:
-    """Return whether a sharder's plans depend on the run's cost model.
-
-    Args:
-        has_context: whether the sharder was made with a `SharderContext`.
-    """
-    stated = getattr(sharder, "uses_costs", None)
-    return has_context if stated is None else bool(stated)

@@ -15,17 +15,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dlrm_sharded.cost.base import CostedTask
 from dlrm_sharded.cost.communication import STEP_EXCHANGES
 from dlrm_sharded.cost.shapes import PieceCosts
-from dlrm_sharded.cost.workload import FLOAT_BYTES, Floats
+from dlrm_sharded.cost.workload import FLOAT_BYTES, Floats, Indices
 from dlrm_sharded.plans.layouts import trained_layouts
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table
 from dlrm_sharded.plans.task import ShardingTask, Topology
 
-Indices = NDArray[np.int64]
 Node = tuple[int, ...]
 """Shape of every shard; a split puts one half in place of the shard and the other at the end."""
 

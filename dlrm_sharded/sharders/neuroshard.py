@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from dlrm_sharded.cost.base import costs_name
+from dlrm_sharded.cost.workload import Indices
 from dlrm_sharded.files.errors import ConfigError, InfeasibleTaskError, check_count
 from dlrm_sharded.plans.layouts import ColumnShards
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
@@ -42,7 +43,6 @@ from dlrm_sharded.sharders.greedy_grid import (
     AdditiveCosts,
     Costs,
     GreedyGrid,
-    Indices,
     Node,
     Placement,
     ShardShapes,

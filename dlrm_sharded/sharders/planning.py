@@ -34,13 +34,7 @@ from dlrm_sharded.plans.plan_report import Diagnosis, MadeFrom, PlanReport, Prof
 from dlrm_sharded.plans.precision import FP32_EXCHANGE, ExchangePrecision
 from dlrm_sharded.plans.task import ShardingTask
 from dlrm_sharded.plans.validation import validate
-from dlrm_sharded.sharders.base import (
-    Sharder,
-    SharderContext,
-    in_stated_precision,
-    sharder_name,
-    uses_costs,
-)
+from dlrm_sharded.sharders.base import Sharder, SharderContext, in_stated_precision, sharder_name
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +73,8 @@ class Planner:
     @property
     def uses_costs(self) -> bool:
         """Return whether plans depend on the run's cost model, see `Sharder`."""
-        return uses_costs(self.sharder, has_context=self.has_context)
+        stated = getattr(self.sharder, "uses_costs", None)
+        return self.has_context if stated is None else bool(stated)
 
     @property
     def costs(self) -> str | None:

@@ -17,8 +17,8 @@ from dlrm_sharded.files.errors import InfeasibleTaskError, InvalidPlanError, Sha
 from dlrm_sharded.files.json_files import write_json
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks
 from dlrm_sharded.plans.task import ShardingTask, with_optimizer
-from dlrm_sharded.sharders.base import uses_costs
 from dlrm_sharded.sharders.heuristics import GreedySharder
+from dlrm_sharded.sharders.planning import Planner
 from dlrm_sharded.testing import check_sharder, small_tasks
 from tests.unit.synthetic import tables_of, task_of, with_topology
 
@@ -206,5 +206,5 @@ def test_a_sharder_without_a_context_may_say_that_it_uses_costs():
     class UsesCosts(GreedySharder):
         uses_costs = True
 
-    assert uses_costs(UsesCosts("size"), has_context=False)
-    assert not uses_costs(GreedySharder("size"), has_context=False)
+    assert Planner(UsesCosts("size"), None).uses_costs
+    assert not Planner(GreedySharder("size"), None).uses_costs
