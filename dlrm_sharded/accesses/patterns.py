@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -37,8 +37,6 @@ the share of the accesses that go to them."""
 class AccessPattern(Protocol):
     """A family of distributions, one for each size of a table."""
 
-    name: ClassVar[str]
-
     def distribution(self, num_rows: int, num_draws: float) -> AccessDistribution:
         """Return the distribution of the accesses to a table of `num_rows`.
 
@@ -52,7 +50,6 @@ class ZipfAccesses:
     """Accesses to the i-th most popular row with probability proportional to i ** -exponent."""
 
     exponent: float
-    name: ClassVar[str] = "zipf"
 
     def distribution(self, num_rows: int, num_draws: float) -> AccessDistribution:
         return cached_zipf(num_rows, self.exponent)
@@ -61,8 +58,6 @@ class ZipfAccesses:
 @dataclass(frozen=True, slots=True)
 class UniformAccesses:
     """Accesses to all rows with the same probability."""
-
-    name: ClassVar[str] = "uniform"
 
     def distribution(self, num_rows: int, num_draws: float) -> AccessDistribution:
         return AccessDistribution(np.array([0.0, num_rows]), np.ones(1))
@@ -79,7 +74,6 @@ class HotSetAccesses:
 
     hot_rows: float
     hot_accesses: float
-    name: ClassVar[str] = "hot_set"
 
     def distribution(self, num_rows: int, num_draws: float) -> AccessDistribution:
         if num_rows == 1:
@@ -102,7 +96,6 @@ class ReuseBinAccesses:
     """
 
     shares: tuple[float, ...] = DLRM_DATASETS_ACCESSES
-    name: ClassVar[str] = "reuse_bins"
 
     @classmethod
     def of_histogram(cls, histogram: Sequence[float]) -> ReuseBinAccesses:

@@ -163,13 +163,7 @@ class _Measurer:
         if rank.device.type == "cpu" and world_size <= self._computing:
             share = (core_wait_s() - waited_s) / (time.perf_counter() - started_s)
             disturbance = Disturbance(core_wait=max_over_ranks(share, rank.device, group))
-        patterns = {
-            table.name: of.accesses.name
-            for table, of in zip(task.tables, drawn.tables, strict=True)
-        }
-        sample = Sample.of_plan(
-            plan, task, measured.cost, kind=drawn.kind, number=number, accesses=patterns
-        )
+        sample = Sample.of_plan(plan, task, measured.cost, kind=drawn.kind, number=number)
         return sample, disturbance
 
     def close(self) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from dlrm_sharded.accesses.patterns import ZipfAccesses
 from dlrm_sharded.cost.exchange_terms import Hosts
 from dlrm_sharded.cost.workload import Workload, workload_of_plan
 from dlrm_sharded.files.errors import DataError, shortened
@@ -57,7 +56,6 @@ class MeasuredShard:
             a fraction of its table's.
         reuse_histogram: histogram of the ids that reach this shard, see `Table.reuse_histogram`.
         row_wise: whether the shard is a block of rows, which has its own lookup.
-        accesses: name of the table's access pattern; older files have only "zipf".
         replicated: whether the shard is a replica; older files have none.
         pooled: see `Table.pooled`; older files have only pooled tables.
         module: number of the shard's module within its plan, see `Workload.owner`; older files lack
@@ -71,7 +69,6 @@ class MeasuredShard:
     pooling_factor: float
     reuse_histogram: tuple[float, ...]
     row_wise: bool
-    accesses: str = ZipfAccesses.name
     replicated: bool = False
     pooled: bool = True
     module: int = 0
@@ -91,7 +88,6 @@ class Sample:
     Args:
         kind: one of `RUN`, `COMPUTATION` and `COMMUNICATION`.
         number: number of the plan among those that were drawn with it.
-        attempt: how often the plan had been measured before.
         cost: measured cost, with the redistribution of ids.
         noise: standard deviation of the logarithms of the times that other work causes, see
             `disturbance.Disturbance`.
@@ -99,7 +95,6 @@ class Sample:
 
     kind: str
     number: int
-    attempt: int
     world_size: int
     ranks_per_host: int
     batch_size: int
@@ -109,21 +104,11 @@ class Sample:
 
     @classmethod
     def of_plan(
-        cls,
-        plan: ShardingPlan,
-        task: ShardingTask,
-        cost: PlanCost,
-        *,
-        kind: str,
-        number: int = 0,
-        accesses: Mapping[str, str] | None = None,
+        cls, plan: ShardingPlan, task: ShardingTask, cost: PlanCost, *, kind: str, number: int = 0
     ) -> Sample:
         """Return a measured plan of a task whose tables have profiles.
 
         Its row blocks are on all ranks; samples cannot express others.
-
-        Args:
-            accesses: names of the tables' access patterns; None if all are Zipf-distributed.
         """
         workload = workload_of_plan(plan, task)
         tables = {table.name: table for table in task.tables}
@@ -136,7 +121,6 @@ class Sample:
                 # fewer digits take less of a line in the store
                 reuse_histogram=tuple(np.round(histogram, 6).tolist()),
                 row_wise=bool(size > 1),
-                accesses=ZipfAccesses.name if accesses is None else accesses[shard.table],
                 replicated=shard.replicated,
                 pooled=tables[shard.table].pooled,
                 module=int(module),
@@ -154,7 +138,6 @@ class Sample:
         return cls(
             kind=kind,
             number=number,
-            attempt=0,
             world_size=plan.world_size,
             ranks_per_host=task.topology.ranks_per_host,
             batch_size=task.batch_size,
@@ -173,7 +156,6 @@ class Sample:
         return {
             "kind": self.kind,
             "number": self.number,
-            "attempt": self.attempt,
             "world_size": self.world_size,
             "ranks_per_host": self.ranks_per_host,
             "batch_size": self.batch_size,
@@ -194,8 +176,7 @@ class Sample:
         Raises:
             DataError: a value is missing, or has another type.
         """
-        own = {key: value for key, value in row.items() if key in cls.__dataclass_fields__}
-        own["noise"] = own.get("noise") or 0.0  # which earlier collections do not have
+        own = dict(row) | {"noise": row.get("noise") or 0.0}  # which earlier collections lack
         try:
             times = [{name: rank[f"{name}_ms"] for name in TIMES} for rank in row["per_rank"]]
         except (LookupError, TypeError) as error:
@@ -204,7 +185,8 @@ class Sample:
             "input_dist_ms": [rank.pop(INPUT_DIST) for rank in times],
             "per_rank": [{f"{stage}_ms": ms for stage, ms in rank.items()} for rank in times],
         }
-        return read_form(own | {"cost": cost}, cls, name="the sample")
+        # 0.2 wrote further values
+        return read_form(own | {"cost": cost}, cls, name="the sample", may_have_others=True)
 
 
 def sound_sample(row: Mapping[str, Any]) -> Sample:
@@ -223,7 +205,6 @@ def problem_of(sample: Sample) -> str | None:
 def _problems(sample: Sample) -> Iterator[str]:
     """Yield what is wrong; each check relies on those before it."""
     yield from _outside("number", sample.number, 0, MAX_COUNT)
-    yield from _outside("attempt", sample.attempt, 0, MAX_COUNT)
     yield from _outside("batch_size", sample.batch_size, 1, MAX_BATCH_SIZE)
     yield from _outside("world_size", sample.world_size, 1, MAX_RANKS)
     yield from _outside("ranks_per_host", sample.ranks_per_host, 1, sample.world_size)

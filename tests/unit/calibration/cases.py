@@ -14,7 +14,6 @@ def sample(
     number: int = 0,
     *,
     kind: str = "computation",
-    attempt: int = 0,
     times_ms: tuple[tuple[float, float, float, float, float], ...] = ((1, 2, 3, 4, 5),) * 2,
     ranks: tuple[int, ...] = (0, 1, 1),
 ) -> Sample:
@@ -22,7 +21,6 @@ def sample(
     return Sample(
         kind=kind,
         number=number,
-        attempt=attempt,
         world_size=len(times_ms),
         ranks_per_host=len(times_ms),
         batch_size=1024,

@@ -25,7 +25,7 @@ from tests.unit.synthetic import task_of
 SAMPLES = [
     sample(0),
     sample(1, kind="communication", times_ms=((0.1, 0.2, 0.3, 0.4, 1e-5),) * 4),
-    sample(0, attempt=1, times_ms=((2, 2, 3, 4, 5), (1, 1, 1, 1, 0))),
+    sample(0, times_ms=((2, 2, 3, 4, 5), (1, 1, 1, 1, 0))),
 ]
 
 
@@ -43,12 +43,12 @@ def test_reads_what_was_written(costs: Path) -> None:
     assert context.hardware.name == "synthetic"
 
 
-EARLIER = ("module", "noise", "pooled", "replicated", "accesses")
+EARLIER = ("module", "noise", "pooled", "replicated")
 """Columns, and fields of a shard, that collections lacked once, the latest first; those without
 modules had no numbers of features either."""
 
 
-@pytest.mark.parametrize("missing", [EARLIER[:length] for length in range(1, 6)], ids=len)
+@pytest.mark.parametrize("missing", [EARLIER[:length] for length in range(1, 5)], ids=len)
 def test_reads_earlier_collections(costs: Path, missing: tuple[str, ...]) -> None:
     edit_frame(
         lambda frame: frame.drop(set(missing) & set(frame.columns)).with_columns(

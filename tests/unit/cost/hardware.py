@@ -141,7 +141,6 @@ def shards_of(table: DrawnTable, world_size: int, batch_size: int) -> list[Measu
             pooling_factor=table.pooling_factor * (stop - start) / table.num_rows,
             reuse_histogram=histogram,
             row_wise=table.rank is None,
-            accesses=table.accesses.name,
         )
         for rank, (start, stop) in zip(ranks, row_blocks(table.num_rows, len(ranks)), strict=True)
     ]
@@ -181,7 +180,6 @@ def measure(
     return Sample(
         kind=kind,
         number=number,
-        attempt=0,
         world_size=world_size,
         ranks_per_host=world_size,
         batch_size=batch_size,
