@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -55,38 +55,26 @@ MAX_SLOPE, MAX_SEQUENCE_SLOPE = 1.0, 4.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Factors:
-    """Factors of a model's parts: [2, P] of `ComputeModel.parts_ms`, and [P'] by exchange.
+    """Factors of a model's parts, and their slopes, by direction and by exchange.
 
     Args:
-        slopes: [2, K, C], by how much the logarithm of the factor of a term of work rises with the
-            scaled profile of a shard; None for zeros.
-        exchange_slopes: [1, C] by exchange, see `Observed`; none without.
+        factors: [P] of `ComputeModel.parts_ms` or `CommunicationModel.parts_ms`.
+        slopes: [K, C], by how much the logarithm of the factor of a term of work rises with the
+            scaled profile of a shard; [1, C] for an exchange, see `Observed`.
     """
 
-    compute: Floats
-    exchanges: Mapping[str, Floats]
-    slopes: Floats | None = None
-    exchange_slopes: Mapping[str, Floats] = field(default_factory=dict)
+    factors: Mapping[str, Floats]
+    slopes: Mapping[str, Floats]
 
     def applied(self, model: LearnedCostModel) -> LearnedCostModel:
         """Return the model with its parts multiplied by the factors."""
-        compute = model.compute.scaled(*self.compute)
+        compute = model.compute.scaled(*(self.factors[of] for of in DIRECTIONS))
         return dataclasses.replace(
             model,
-            compute=compute if self.slopes is None else compute.sloped(*self.slopes),
-            communication=_with_slopes(
-                model.communication.scaled(self.exchanges), self.exchange_slopes
-            ),
-            correction={key: factors.tolist() for key, (factors, _) in self.by_stage().items()},
+            compute=compute.sloped(*(self.slopes[of] for of in DIRECTIONS)),
+            communication=_with_slopes(model.communication.scaled(self.factors), self.slopes),
+            correction={name: factors.tolist() for name, factors in self.factors.items()},
         )
-
-    def by_stage(self) -> dict[str, tuple[Floats, Floats | None]]:
-        """Return factors and slopes by direction and by exchange."""
-        slopes = [None] * len(DIRECTIONS) if self.slopes is None else list(self.slopes)
-        of_lookups = zip(DIRECTIONS, zip(self.compute, slopes, strict=True), strict=True)
-        return dict(of_lookups) | {
-            kind: (of, self.exchange_slopes.get(kind)) for kind, of in self.exchanges.items()
-        }
 
 
 def fitted_to(observed: Sequence[Mapping[str, Observed]]) -> Factors:
@@ -95,19 +83,13 @@ def fitted_to(observed: Sequence[Mapping[str, Observed]]) -> Factors:
         name: _fit(*_with_logs([of_plan[name] for of_plan in observed]))
         for name in (*DIRECTIONS, *EXCHANGES)
     }
-    factors, slopes = zip(*(found[direction] for direction in DIRECTIONS), strict=True)
-    return Factors(
-        compute=np.array(factors),
-        exchanges={kind: found[kind][0] for kind in EXCHANGES},
-        slopes=np.array(slopes),
-        exchange_slopes={kind: found[kind][1] for kind in STEP_EXCHANGES},
-    )
+    factors, slopes = ({name: of[i] for name, of in found.items()} for i in range(2))
+    return Factors(factors, slopes)
 
 
 def _with_slopes(model: Exchanges, slopes: Mapping[str, Floats]) -> Exchanges:
-    """Return the model with `sequences` scaled by slopes, see `Factors.exchange_slopes`."""
-    none = np.zeros((1, len(OF_SEQUENCES)))
-    logs = [slopes.get(kind, none)[0] @ OF_SEQUENCES.T for kind in STEP_EXCHANGES]
+    """Return the model with `sequences` scaled by the slopes of exchanges."""
+    logs = [slopes[kind][0] @ OF_SEQUENCES.T for kind in STEP_EXCHANGES]
     # what puts row blocks in order comes on top of the exchange of whole vectors
     counts = np.maximum.accumulate(model.sequences * np.exp(logs), axis=1)
     return dataclasses.replace(model, sequences=counts)
@@ -157,13 +139,12 @@ def _fit(observed: Observed, weights: Floats) -> tuple[Floats, Floats]:
     Args:
         weights: [N], how much each time counts.
     """
-    num_parts, shape = observed.parts.shape[1], (observed.num_terms or 1, observed.profile.shape[1])
+    no_factors, no_slopes = np.ones(observed.parts.shape[1]), observed.no_slopes
+    num_parts, shape = len(no_factors), no_slopes.shape
     if len(observed.times_ms) == 0:
-        return np.ones(num_parts), np.zeros(shape)
+        return no_factors, no_slopes
     log_times, roots = np.log(observed.times_ms), np.sqrt(weights)
-    spreads = np.repeat(
-        [SHARED_SPREAD, PART_SPREAD, SLOPE_SPREAD], [1, num_parts, shape[0] * shape[1]]
-    )
+    spreads = np.repeat([SHARED_SPREAD, PART_SPREAD, SLOPE_SPREAD], [1, num_parts, no_slopes.size])
 
     def multiplied(logs: Floats) -> Floats:
         factors = np.exp(logs[0] + logs[1 : 1 + num_parts])
@@ -186,7 +167,7 @@ def _fit(observed: Observed, weights: Floats) -> tuple[Floats, Floats]:
         return np.vstack([of_times, np.diag(_softened_slope(logs / spreads) / spreads)])
 
     start = np.zeros(len(spreads))
-    start[0] = np.median(observed.log_ratios(np.ones(num_parts), None))
+    start[0] = np.median(observed.log_ratios(no_factors, no_slopes))
     start[0] = np.clip(start[0], -MAX_LOG_FACTOR, MAX_LOG_FACTOR)
     logs = least_squares(residuals, start, jac=jacobian, method="lm").x
     of_parts = np.clip(logs[0] + logs[1 : 1 + num_parts], -MAX_LOG_FACTOR, MAX_LOG_FACTOR)

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from dlrm_sharded.calibration.disturbance import reliability
 from dlrm_sharded.calibration.samples import Sample, workload_of_sample
 from dlrm_sharded.cost.communication import EXCHANGES, STEP_EXCHANGES, CommunicationModel
-from dlrm_sharded.cost.compute import LOOKUP_STAGES
+from dlrm_sharded.cost.compute import LOOKUP_STAGES, ComputeModel
 from dlrm_sharded.cost.exchange_curves import EvenVolumes
 from dlrm_sharded.cost.exchange_terms import Hosts
 from dlrm_sharded.cost.learned import LearnedCostModel
 from dlrm_sharded.cost.workload import Floats, Workload
-from dlrm_sharded.plans.plan_cost import INPUT_DIST
+from dlrm_sharded.plans.plan_cost import INPUT_DIST, STAGES
 
 OF_SEQUENCES = np.array([[1.0, 0.0], [1.0, 1.0]])
 """[2, C], profiles of what whole sequences, and their row blocks, add to an exchange."""
@@ -33,8 +33,8 @@ class Observed:
         parts: [S, P], parts of shards; for exchanges, of a rank's bags and what sequences add.
         time: [S], index of the time to which a row of `parts` adds; ascending, and each occurs.
         profile: [S, C], scaled, the last number is 1 for sequences; for exchanges `OF_SEQUENCES`.
-        num_terms: number K of the first parts, which have slopes; 0 for exchanges, whose parts all
-            share one slope, so that K is 1.
+        num_terms: number K of the first parts, each of which has a slope; None for exchanges, whose
+            parts share one slope, so that K is 1.
         times_ms: [N], which may be 0.
         reliability: weight of the times of this plan, see `disturbance`.
     """
@@ -43,23 +43,28 @@ class Observed:
     time: NDArray[np.int64]
     profile: Floats
     times_ms: Floats
-    num_terms: int = 0
+    num_terms: int | None = None
     reliability: float = 1.0
 
-    def multiplied(self, factors: Floats, slopes: Floats | None) -> Floats:
+    @property
+    def no_slopes(self) -> Floats:
+        """Slopes [K, C] with which factors depend on no profile."""
+        num_slopes = 1 if self.num_terms is None else self.num_terms
+        return np.zeros((num_slopes, self.profile.shape[1]))
+
+    def multiplied(self, factors: Floats, slopes: Floats) -> Floats:
         """Return [S, P], the parts times factors [P] with slopes [K, C]."""
         found: Floats = self.parts * factors
-        if slopes is not None:
-            found[:, : self.num_terms or None] *= np.exp(self.profile @ slopes.T)
+        found[:, : self.num_terms] *= np.exp(self.profile @ slopes.T)
         return found
 
     def sloped(self, parts: Floats) -> Floats:
         """Return [S, K], the parts to which each slope applies."""
-        return parts[:, : self.num_terms] if self.num_terms else parts.sum(axis=1, keepdims=True)
+        if self.num_terms is None:
+            return parts.sum(axis=1, keepdims=True)
+        return parts[:, : self.num_terms]
 
-    def log_ratios(
-        self, factors: Floats, slopes: Floats | None, *, least_ms: float = 0.0
-    ) -> Floats:
+    def log_ratios(self, factors: Floats, slopes: Floats, *, least_ms: float = 0.0) -> Floats:
         """Return [N], the logarithms of measured times over the sums of multiplied parts."""
         sums = sums_by_time(self.multiplied(factors, slopes), self.time).sum(axis=1)
         logs: Floats = np.log(np.maximum(self.times_ms, least_ms)) - np.log(sums)
@@ -80,37 +85,22 @@ class Observed:
 
 def observed_times(prior: LearnedCostModel, sample: Sample) -> dict[str, Observed]:
     """Return parts and times of the ranks that take part, by direction and exchange."""
-    ranks, weight = sample.cost.per_rank, reliability(sample.noise)
-    workload = workload_of_sample(sample)
+    workload, hosts, cost = workload_of_sample(sample), sample.hosts, sample.cost
+    times_ms = {
+        stage: np.array([rank.stage_ms(stage) for rank in cost.per_rank]) for stage in STAGES
+    } | {INPUT_DIST: np.array(cost.input_dist_ms)}
     of_shards, of_launches = prior.compute.parts_ms(workload)
-    of_lookups = {
+    communication = prior.communication_at(EvenVolumes.of_workload(workload, hosts))
+    found = {
         direction: _of_lookups(
-            (of_shards[i], of_launches[i]),
-            workload,
-            prior,
-            np.array([rank.stage_ms(stage) for rank in ranks]),
-            weight,
+            (of_shards[i], of_launches[i]), workload, prior.compute, times_ms[stage]
         )
         for i, (direction, stage) in enumerate(LOOKUP_STAGES.items())
     }
-    return of_lookups | observed_exchanges(prior, sample)
-
-
-def observed_exchanges(prior: LearnedCostModel, sample: Sample) -> dict[str, Observed]:
-    """Return parts and times of the ranks that take part, by exchange."""
-    workload, found = workload_of_sample(sample), {}
-    communication = prior.communication_at(EvenVolumes.of_workload(workload, sample.hosts))
     for kind in EXCHANGES:
-        times_ms = (
-            list(sample.cost.input_dist_ms or ())
-            if kind == INPUT_DIST
-            else [rank.stage_ms(kind) for rank in sample.cost.per_rank]
-        )
-        every = _of_exchange(communication, kind, workload, sample.hosts, np.array(times_ms))
-        every = dataclasses.replace(every, reliability=reliability(sample.noise))
-        takes_part = sums_by_time(every.parts, every.time).sum(axis=1) > 0
-        found[kind] = every.where(takes_part)
-    return found
+        found[kind] = _of_exchange(communication, kind, workload, hosts, times_ms[kind])
+    weight = reliability(sample.noise)
+    return {name: dataclasses.replace(of, reliability=weight) for name, of in found.items()}
 
 
 def _of_exchange(
@@ -126,20 +116,17 @@ def _of_exchange(
     parts[1:] -= parts[:-1].copy()  # more bytes never take less time
     num_rows, num_ranks = parts.shape[:2]
     profiles = np.vstack([np.zeros(len(OF_SEQUENCES)), OF_SEQUENCES])[:num_rows]
-    return Observed(
+    every = Observed(
         parts=parts.swapaxes(0, 1).reshape(num_rows * num_ranks, -1),
         time=np.repeat(np.arange(num_ranks), num_rows),
         profile=np.tile(profiles, (num_ranks, 1)),
         times_ms=times_ms,
     )
+    return every.where(sums_by_time(every.parts, every.time).sum(axis=1) > 0)
 
 
 def _of_lookups(
-    parts: tuple[Floats, Floats],
-    workload: Workload,
-    prior: LearnedCostModel,
-    times_ms: Floats,
-    weight: float,
+    parts: tuple[Floats, Floats], workload: Workload, compute: ComputeModel, times_ms: Floats
 ) -> Observed:
     """Return the lookups of ranks with shards: a row for each shard, and one for launches.
 
@@ -148,7 +135,7 @@ def _of_lookups(
         times_ms: [W].
     """
     of_shards, of_launches = parts
-    profile = prior.compute.scaled_profile(workload)
+    profile = compute.scaled_profile(workload)
     rank = np.concatenate([workload.rank, np.arange(len(of_launches))])
     order = np.argsort(rank, kind="stable")
     every = Observed(
@@ -156,8 +143,7 @@ def _of_lookups(
         time=rank[order],
         profile=np.concatenate([profile, np.zeros((len(of_launches), profile.shape[1]))])[order],
         times_ms=times_ms,
-        num_terms=len(prior.compute.device.terms),
-        reliability=weight,
+        num_terms=len(compute.device.terms),
     )
     return every.where(np.bincount(workload.rank, minlength=len(of_launches)) > 0)
 

@@ -171,9 +171,9 @@ def find_outliers(
         factors: those that fit all samples.
     """
     found: dict[int, Outlier] = {}
-    for stage, of_stage in factors.by_stage().items():
+    for stage, slopes in factors.slopes.items():
         logs = {
-            index: times.log_ratios(*of_stage, least_ms=LEAST_MS)
+            index: times.log_ratios(factors.factors[stage], slopes, least_ms=LEAST_MS)
             for index, of_sample in enumerate(observed)
             if len((times := of_sample[stage]).times_ms)
         }

@@ -8,6 +8,7 @@ import pytest
 
 from dlrm_sharded.calibration.factor_fit import Factors
 from dlrm_sharded.calibration.hardware_costs import hardware_cost_model
+from dlrm_sharded.calibration.observed import OF_SEQUENCES
 from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.calibration.sample_store import conditions_of, sample_store
 from dlrm_sharded.cost.communication import EXCHANGE_PARTS, EXCHANGES
@@ -24,6 +25,7 @@ from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.fingerprint import Fingerprint
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.plans.cost_provenance import CostProvenance
+from dlrm_sharded.plans.plan_cost import DIRECTIONS
 from dlrm_sharded.sharders.heuristics import RandomSharder
 from dlrm_sharded.testing import small_tasks
 from tests.unit.cost.hardware import measured_plans
@@ -37,11 +39,15 @@ def corrected(context: RunContext) -> LearnedCostModel:
     """A model with factors such as measured runs decide."""
     model = learned_cost_model(context)
     rng = np.random.default_rng(0)
-    exchanges = {kind: rng.uniform(0.5, 2.0, len(EXCHANGE_PARTS)) for kind in EXCHANGES}
-    num_parts = model.compute.num_parts
-    compute = rng.uniform(0.5, 2.0, (2, num_parts))
-    slopes = rng.normal(0.0, 0.3, (2, len(model.compute.device.terms), len(PROFILE)))
-    factors = Factors(compute, exchanges, slopes=slopes)
+    num_terms = len(model.compute.device.terms)
+    sizes = dict.fromkeys(DIRECTIONS, model.compute.num_parts)
+    sizes |= dict.fromkeys(EXCHANGES, len(EXCHANGE_PARTS))
+    shapes = dict.fromkeys(DIRECTIONS, (num_terms, len(PROFILE)))
+    shapes |= dict.fromkeys(EXCHANGES, (1, OF_SEQUENCES.shape[1]))
+    factors = Factors(
+        {name: rng.uniform(0.5, 2.0, size) for name, size in sizes.items()},
+        {name: rng.normal(0.0, 0.3, shape) for name, shape in shapes.items()},
+    )
     provenance = CostProvenance("prior", "synthetic", ("other",), num_runs=3, error=0.25)
     return dataclasses.replace(factors.applied(model), provenance=provenance)
 
