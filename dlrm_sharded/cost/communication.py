@@ -16,7 +16,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dlrm_sharded.cost.exchange_terms import (
     EXCHANGE_TERMS,
@@ -27,7 +26,7 @@ from dlrm_sharded.cost.exchange_terms import (
     reduce_terms,
 )
 from dlrm_sharded.cost.precision_conversions import ConversionTimes
-from dlrm_sharded.cost.workload import Exchange, Floats, Workload
+from dlrm_sharded.cost.workload import Exchange, Floats, Indices, Workload
 from dlrm_sharded.plans.plan_cost import BWD_COMM, DIRECTIONS, FWD_COMM, INPUT_DIST
 from dlrm_sharded.plans.precision import EXCHANGE_BYTES, ExchangePrecision
 
@@ -49,7 +48,7 @@ _PART_OF = {
 """Parts of terms; all others are named by their link."""
 
 
-def _parts(terms: Sequence[str]) -> NDArray[np.int64]:
+def _parts(terms: Sequence[str]) -> Indices:
     """Return [F], the index of the part that each term belongs to."""
     parts = (_PART_OF.get(term, term.rpartition("_")[2]) for term in terms)
     return np.array([EXCHANGE_PARTS.index(part) for part in parts])

@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dlrm_sharded.cost.workload import FLOAT_BYTES, USES_OF_BIN, Floats, Workload
+from dlrm_sharded.cost.workload import FLOAT_BYTES, USES_OF_BIN, Floats, Indices, Workload
 from dlrm_sharded.plans.tables import MAX_SHARD_COLUMNS
 
 WARP_COLUMNS = 128
@@ -181,9 +180,9 @@ def extent_of(workload: Workload) -> Floats:
     return np.array([(np.min(value), np.max(value)) for value in values])
 
 
-def thread_groups(workload: Workload) -> NDArray[np.int64]:
+def thread_groups(workload: Workload) -> Indices:
     """Return [S], indices in `GROUP_COLUMNS` of the smallest thread groups for shards' columns."""
-    groups: NDArray[np.int64] = np.searchsorted(GROUP_COLUMNS, workload.num_cols)
+    groups: Indices = np.searchsorted(GROUP_COLUMNS, workload.num_cols)
     # No valid plan for GPUs has wider shards.
     return np.minimum(groups, len(GROUP_COLUMNS) - 1)
 

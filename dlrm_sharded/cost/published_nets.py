@@ -20,13 +20,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dlrm_sharded.accesses.profiles import with_profiles
 from dlrm_sharded.cost.prior import provenance_of_artifact
 from dlrm_sharded.cost.trial import try_predicting
-from dlrm_sharded.cost.workload import Floats, Workload, workload_of_plan
+from dlrm_sharded.cost.workload import Floats, Indices, Workload, workload_of_plan
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.hardware.artifact import Arrays, built_from, load_artifact
 from dlrm_sharded.hardware.artifact_kinds import cost_model_kind, other_device_caveat
@@ -81,7 +80,7 @@ class PaperNets(nn.Module):
         found: Tensor = self.table(scaled)
         return found
 
-    def compute(self, features: Floats, rank: NDArray[np.int64], num_ranks: int) -> Tensor:
+    def compute(self, features: Floats, rank: Indices, num_ranks: int) -> Tensor:
         """Return forward and backward ms [ranks, 2] for shards [S, F] on ranks [S]."""
         vectors = self.vectors(features)
         sums = torch.zeros(num_ranks, vectors.shape[1])
@@ -168,7 +167,7 @@ class NetCosts:
     model: NeuroShardCostModel
     task: ShardingTask
 
-    def vectors(self, table: NDArray[np.int64], num_cols: NDArray[np.int64]) -> Floats:
+    def vectors(self, table: Indices, num_cols: Indices) -> Floats:
         """Return [S, V], the output of the first net for some columns of tables, each [S]."""
         tables = [self.task.tables[i] for i in table]
         features = np.column_stack(

@@ -18,10 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dlrm_sharded.cost.features import GROUP_COLUMNS, WARP_COLUMNS, thread_groups
-from dlrm_sharded.cost.workload import Floats, Workload
+from dlrm_sharded.cost.workload import Floats, Indices, Workload
 
 WIDEST_TERMS = ("ids_in_first_warp", "ids_in_next_warps")
 """A rank's ids times the part of a warp that handles a row, and times the number of further warps.
@@ -100,7 +99,7 @@ def crowding_terms(vectors: Floats, crowd: Floats) -> Floats:
     return together - (apart + crowd_ids * _TERMS_OF_GROUP.take(crowd_group, axis=0))
 
 
-def _widest_group(crowd: Floats) -> NDArray[np.int64]:
+def _widest_group(crowd: Floats) -> Indices:
     """Return [...], the number of the largest thread group in use, from 1; 0 without any."""
     # Differences of exact counts are exact, so these are whole numbers. If they are the digits of
     # one number, its exponent gives the first digit that is not zero.
