@@ -12,10 +12,13 @@ import numpy as np
 
 from dlrm_sharded.search.block_moves import BlockNeighborhood
 from dlrm_sharded.search.move_budget import MoveBudget
-from dlrm_sharded.search.moves import MANY_RANKS, Move, Neighborhood
+from dlrm_sharded.search.moves import Move, Neighborhood
 from dlrm_sharded.search.smooth_objective import SmoothObjective
 from dlrm_sharded.search.state import COLUMNS, State
 from dlrm_sharded.search.stopping import Clock
+
+MAX_STUCK = 128
+"""Number of ranks without a move at which a descent tries no further ranks."""
 
 NUM_TRIED = 3
 """Number of a rank's best moves that are tried with exact loads."""
@@ -48,7 +51,7 @@ class Descent:
         self._neighborhood = Neighborhood(state, rng, splits, budget)
         self._blocks = BlockNeighborhood(state, rng, splits, budget)
 
-    def run(self, max_stuck: int = MANY_RANKS) -> None:
+    def run(self, max_stuck: int = MAX_STUCK) -> None:
         """Take a good move from the fullest rank that has one, until no rank has any.
 
         Args:

@@ -44,7 +44,7 @@ GOOD_GAP = 0.003
 
 ALL_WIDTHS = MAX_COLUMNS // COLUMN_MULTIPLE
 
-MAX_STUCK = 1
+REBUILT_STUCK = 1
 """Number of ranks without a move at which the descent after a rebuild ends."""
 
 
@@ -104,7 +104,7 @@ def walk(
         before = len(state.log)
         is_rebuilt = rebuilder.rebuild()
         if is_rebuilt:
-            descent.run(max_stuck=MAX_STUCK)
+            descent.run(max_stuck=REBUILT_STUCK)
         if is_rebuilt and state.objective_ms < best_ms * (1 - MIN_IMPROVEMENT):
             best_ms, failures = state.objective_ms, 0
             state.log.clear()
