@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from dlrm_sharded.calibration.disturbance import Disturbance
+from dlrm_sharded.calibration.disturbance import Disturbance, core_wait_text
 from dlrm_sharded.calibration.drawn_plans import DrawnPlan, draw_plan
 from dlrm_sharded.calibration.plan_limits import BATCH_SIZES, PlanSizes, plan_limits
 from dlrm_sharded.calibration.samples import Sample
@@ -45,8 +45,8 @@ MEASURE = MeasureConfig(iterations=8, warmup=1, num_batches=2, time_budget_s=0.2
 MEASURING_SHARE = 0.9
 """Share of the time after which no plan starts; the rest is for the last one and the fit."""
 
-MAX_CORE_WAIT = 0.1
-"""Largest share of the time for which other processes may have had a rank's core."""
+REPORTED_WAIT = 0.1
+"""Share of the time in which other processes have a rank's core, above which it is reported."""
 
 BAR_FORMAT = "{percentage:3.0f}%|{bar}| {elapsed}{postfix}"
 
@@ -208,7 +208,6 @@ def _other_work(rank: Rank, found: MachineLoad) -> str | None:
     load, cores = max(found.hosts.values()), os.cpu_count() or 1
     if load > (MAX_LOAD_PER_CORE if torch.get_num_threads() == 1 else 1) * cores:
         return f"the load average was {load:.1f} on {cores} cores"
-    if has_core_for_each(rank) and found.core_wait > MAX_CORE_WAIT:
-        wait = 100 * found.core_wait
-        return f"other processes had the core of a rank for {wait:.0f} % of the time"
+    if has_core_for_each(rank) and found.core_wait > REPORTED_WAIT:
+        return core_wait_text(found.core_wait)
     return found.slowed_gpu

@@ -16,7 +16,7 @@ plans of an H200, 34 of an Intel Xeon, 5-fold)."""
 DISTURBED = 0.2
 """Weight below which a measurement counts as disturbed: a core lost for 18 % of the time."""
 
-MAX_CORE_WAIT = 0.95
+MAX_LOST = 0.95
 """Share of lost time beyond which all measurements are equally bad."""
 
 
@@ -40,7 +40,7 @@ class Disturbance:
         this may have hit the stages or, because medians are taken, none of it, so its logarithm
         counts as a standard deviation; so does that of the change.
         """
-        lost = min(max(self.core_wait, 0.0), MAX_CORE_WAIT)
+        lost = min(max(self.core_wait, 0.0), MAX_LOST)
         return math.hypot(math.log1p(-lost), math.log(max(self.change, 1.0)))
 
     @property
@@ -48,10 +48,14 @@ class Disturbance:
         """Say what was found if the measurement counts little; None if it counts."""
         if not is_disturbed(self.noise):
             return None
-        if self.core_wait and -math.log1p(-min(self.core_wait, MAX_CORE_WAIT)) > self.noise / 2:
-            wait = 100 * self.core_wait
-            return f"other processes had the core of a rank for {wait:.0f} % of the time"
+        if self.core_wait and -math.log1p(-min(self.core_wait, MAX_LOST)) > self.noise / 2:
+            return core_wait_text(self.core_wait)
         return f"its second half took {self.change:.2f} times as long as its first, or the reverse"
+
+
+def core_wait_text(share: float) -> str:
+    """Say for which share of the time other processes had the core of a rank."""
+    return f"other processes had the core of a rank for {100 * share:.0f} % of the time"
 
 
 def is_disturbed(noise: float) -> bool:

@@ -25,6 +25,7 @@ from dlrm_sharded.accesses.patterns import (
 )
 from dlrm_sharded.calibration.plan_limits import PlanLimits, within_limits
 from dlrm_sharded.calibration.random_plans import draw_communication, draw_computation
+from dlrm_sharded.calibration.samples import COMMUNICATION, COMPUTATION
 from dlrm_sharded.measuring.drawn_table import DrawnTable
 from dlrm_sharded.plans.layouts import Replicas, RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
@@ -34,13 +35,13 @@ from dlrm_sharded.plans.task import ShardingTask, Topology
 EXCHANGE_EVERY = 3
 """The last of every `EXCHANGE_EVERY` plans is of exchanges."""
 
-KINDS = ("task", "few", "many", "wide", "narrow", "hot", "uniform", "tiny")
-KINDS_ON_ALL_RANKS = ("row blocks", "replicas")
+LOOKUPS = ("task", "few", "many", "wide", "narrow", "hot", "uniform", "tiny")
+LOOKUPS_ON_ALL_RANKS = ("row blocks", "replicas")
 GENERAL = "general"
-"""Kinds of plans of a run's tables, kinds with tables on all ranks, and random plans."""
+"""Names of plans of lookups: with a run's tables, also with some on all ranks, and random ones."""
 
 OWN_ACCESSES = ("task", "few", "wide")
-"""Kinds whose tables have the accesses that were measured on them, if any were."""
+"""Plans whose tables have the accesses that were measured on them, if any were."""
 
 HOT_EXPONENT = 1.2
 SMALL_ROWS, SMALL_POOLING = 20_000, 4.0
@@ -62,13 +63,11 @@ class DrawnPlan:
     """A plan to measure.
 
     Args:
-        kind: "communication" for plans of exchanges, else "computation", see `Sample.kind`.
-        name: kind of its ranks, for tests.
+        kind: `COMMUNICATION` for plans of exchanges, else `COMPUTATION`, see `Sample`.
         batch_size: global batch, a multiple of `world_size`.
     """
 
     kind: str
-    name: str
     world_size: int
     batch_size: int
     tables: tuple[DrawnTable, ...]
@@ -122,11 +121,12 @@ def draw_plan(
     batch_size = int(rng.choice(np.asarray(batch_sizes)))
     batch_size = max(batch_size - batch_size % world_size, world_size)
     if is_exchange:
-        kind, name = "communication", "exchange"
+        kind = COMMUNICATION
         drawn = draw_communication(rng, world_size=world_size, batch_size=batch_size, limits=limits)
     else:
-        names = _kinds(limits, computing) if tables else (GENERAL,)
-        kind, name = "computation", names[(number - turn if exchanging else number) % len(names)]
+        kind = COMPUTATION
+        names = _names(limits, computing) if tables else (GENERAL,)
+        name = names[(number - turn if exchanging else number) % len(names)]
         if name == GENERAL:
             drawn = draw_computation(
                 rng, world_size=world_size, batch_size=batch_size, limits=limits
@@ -134,20 +134,20 @@ def draw_plan(
         else:
             of_run = _of_tables(name, tables, world_size, rng)
             drawn = within_limits(limits, of_run, world_size, batch_size)
-    return DrawnPlan(kind, name, world_size, batch_size, tuple(drawn))
+    return DrawnPlan(kind, world_size, batch_size, tuple(drawn))
 
 
-def _kinds(limits: PlanLimits, computing: int) -> tuple[str, ...]:
-    on_all_ranks = KINDS_ON_ALL_RANKS[: 1 + limits.replicas] if computing > 1 else ()
-    return *KINDS, *on_all_ranks, GENERAL
+def _names(limits: PlanLimits, computing: int) -> tuple[str, ...]:
+    on_all_ranks = LOOKUPS_ON_ALL_RANKS[: 1 + limits.replicas] if computing > 1 else ()
+    return *LOOKUPS, *on_all_ranks, GENERAL
 
 
 def _of_tables(
     name: str, tables: Sequence[Table], num_ranks: int, rng: np.random.Generator
 ) -> list[DrawnTable]:
-    """Draw a plan of a kind, whose ranks have different tables of the run."""
+    """Draw a named plan of lookups, whose ranks have different tables of the run."""
     drawn = [table for rank in range(num_ranks) for table in _of_rank(name, tables, rank, rng)]
-    if name in KINDS_ON_ALL_RANKS:
+    if name in LOOKUPS_ON_ALL_RANKS:
         replicated = name == "replicas"
         for table in _some(tables, int(rng.integers(1, 4)), rng):
             rows = table.num_embeddings

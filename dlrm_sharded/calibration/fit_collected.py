@@ -29,7 +29,7 @@ from dlrm_sharded.hardware.artifact_kinds import CALIBRATE, cost_model_kind
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.plans.cost_provenance import CostProvenance
 
-MIN_PLANS = {"learned": 3, published_nets.KIND: 100}
+MIN_FITTED = {"learned": 3, published_nets.KIND: 100}
 """Smallest numbers of plans of computation for a fit, by the kind of the model."""
 
 TEST_SHARE = 0.2
@@ -103,8 +103,8 @@ def fit_neuroshard(
 
 def _check_number(samples: Sequence[Sample], kind: str) -> None:
     num_plans = len({sample.number for sample in samples if sample.kind == COMPUTATION})
-    if num_plans < MIN_PLANS[kind]:
+    if num_plans < MIN_FITTED[kind]:
         raise DataError(
-            f"{num_plans} plans of computation were measured, and a fit needs {MIN_PLANS[kind]}; "
+            f"{num_plans} plans of computation were measured, and a fit needs {MIN_FITTED[kind]}; "
             f"measure for longer: {CALIBRATE[:-1]} minutes=10`"
         )

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dlrm_sharded.calibration.samples import Sample, workload_of_sample
+from dlrm_sharded.calibration.samples import COMPUTATION, Sample, workload_of_sample
 from dlrm_sharded.cost.published_nets import PaperNets, columns_by_rank, table_features
 from dlrm_sharded.cost.workload import Workload
 
@@ -23,7 +23,7 @@ def fit_paper(samples: Sequence[Sample], *, seed: int, num_steps: int) -> PaperN
         torch.manual_seed(seed)
         nets = PaperNets(sizes)
     generator = np.random.default_rng(seed)
-    computation = [i for i, sample in enumerate(samples) if sample.kind == "computation"]
+    computation = [i for i, sample in enumerate(samples) if sample.kind == COMPUTATION]
     all_features = np.concatenate([table_features(workloads[i]) for i in computation])
     nets.scale_mean.copy_(torch.tensor(all_features.mean(axis=0)))
     nets.scale_std.copy_(torch.tensor(all_features.std(axis=0) + 1e-6))

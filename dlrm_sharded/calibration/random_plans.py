@@ -24,7 +24,7 @@ WIDEST = (32, 64, 128, 256, 256, 256, 512, 1024, 2048)
 """Largest widths, of which a plan draws one: lookups of a GPU depend on the widest table.
 Most real tables have at most 256 columns."""
 
-MAX_ROWS = 40_000_000
+MAX_DRAWN_ROWS = 40_000_000
 MIN_POOLING, MAX_POOLING = 0.1, 400.0
 """Ranges of the tables' rows and pooling factors."""
 
@@ -61,7 +61,7 @@ def draw_computation(
     if rng.random() >= SINGLE_SHARE:
         num_shards = round(2 * (MAX_SHARDS / 2) ** rng.random())
     # as in real tasks, few tables have most of the rows, and many small ones fit beside them
-    rows_top = MIN_ROWS * (MAX_ROWS / MIN_ROWS) ** np.sqrt(rng.random())
+    rows_top = MIN_ROWS * (MAX_DRAWN_ROWS / MIN_ROWS) ** np.sqrt(rng.random())
     pooling_top = MIN_POOLING * (MAX_POOLING / MIN_POOLING) ** np.sqrt(rng.random())
 
     def draw_table(rank: int | None, rows_top: float = rows_top) -> DrawnTable:

@@ -22,7 +22,7 @@ from omegaconf import DictConfig
 from dlrm_sharded.calibration.collect import collect
 from dlrm_sharded.calibration.costs_file import read_costs
 from dlrm_sharded.calibration.disturbance import Disturbance, is_disturbed
-from dlrm_sharded.calibration.fit_collected import MIN_PLANS, fit_learned, fit_neuroshard
+from dlrm_sharded.calibration.fit_collected import MIN_FITTED, fit_learned, fit_neuroshard
 from dlrm_sharded.calibration.plan_limits import CALIBRATION
 from dlrm_sharded.calibration.prediction_errors import errors_table
 from dlrm_sharded.calibration.sample_store import (
@@ -131,7 +131,7 @@ def default_num_ranks() -> int:
 def _check(cfg: DictConfig) -> None:
     """Raise ConfigError if a value cannot be used."""
     folder_to_write("out", cfg.out)
-    check_choice("architecture", cfg.architecture, MIN_PLANS)
+    check_choice("architecture", cfg.architecture, MIN_FITTED)
     check_count("seed", cfg.seed, least=0)
     check_count("num_steps", cfg.num_steps, least=1)
     if cfg.costs is not None:

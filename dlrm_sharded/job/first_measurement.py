@@ -35,7 +35,7 @@ NewPlanner = Callable[[RunContext], Planner]
 Collected = list[tuple[Sample, Disturbance]]
 """Samples, each with the signs of other work during its measurement."""
 
-MIN_PLANS = 3
+MIN_SAMPLES = 3
 """Smallest number of measured plans from which costs are fitted."""
 
 SMALLER_BATCH = 4
@@ -91,7 +91,7 @@ def with_measured_costs(
             return present
         collected, other_work = _measured(rank, context, task, budget_s)
         with all_or_none():
-            if rank.is_zero and len(collected) >= MIN_PLANS:
+            if rank.is_zero and len(collected) >= MIN_SAMPLES:
                 return _with_samples(new_planner, context, collected, other_work, store, snapshot)
             if rank.is_zero:
                 log.warning(

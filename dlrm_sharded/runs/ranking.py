@@ -40,7 +40,7 @@ RESOLVED = 0.02
 MAX_ROUNDS = 100
 """Largest number of rounds that a conclusion advises."""
 
-MIN_PLANS = 5
+MIN_CORRELATED = 5
 """Smallest number of different plans for which the correlation of cost and throughput is given."""
 
 PAIR = ("seed", "round")
@@ -142,7 +142,7 @@ class Ranking:
     def relation(self) -> str | None:
         """Return a sentence on the correlation of embedding cost and throughput, and its limits.
 
-        Sharders with the same plan count as one. It is None for fewer than `MIN_PLANS` plans, or
+        Sharders with the same plan count as one. It is None below `MIN_CORRELATED` plans, or
         without intervals. The interval is that of Fisher's transformation, with the variance of
         Fieller, Hartley and Pearson (1957); a perfect order is replaced by one halfway to the next
         best.
@@ -151,7 +151,7 @@ class Ranking:
             (self.ratios[label]["cost_over_fastest"], over) for label, over in self.behind.items()
         ]
         plans = {(1, 1), *((cost.ratio, 1 / over.ratio) for cost, over in behind if cost)}
-        if len(plans) < MIN_PLANS or any(math.isinf(over.high) for _, over in behind):
+        if len(plans) < MIN_CORRELATED or any(math.isinf(over.high) for _, over in behind):
             return None
         found = float(spearmanr([*plans]).statistic)
         most = 1 - 6 / (len(plans) ** 3 - len(plans))

@@ -27,7 +27,7 @@ FILE_NAME = "rounds.jsonl"
 FIGURES = "embedding_cost_ms", "step_ms", "samples_per_s"
 """Figures that rounds measure again; all others of a run are those of its training."""
 
-MAX_CORE_WAIT = 0.1
+MAX_EXCESS_WAIT = 0.1
 """Largest excess over the usual share of time in which others have a rank's core."""
 
 MAX_SPREAD = 3.0, 0.1
@@ -85,7 +85,7 @@ def disturbed_rounds(runs: Sequence[Mapping[int, Round]]) -> set[int]:
     return {
         found.round
         for found in measured
-        if found.core_wait > usual_wait + MAX_CORE_WAIT
+        if found.core_wait > usual_wait + MAX_EXCESS_WAIT
         or found.step_spread > factor * usual_spread + summand
         or any(gpu.is_disturbed for gpu in found.gpus)
     }

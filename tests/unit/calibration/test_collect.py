@@ -89,7 +89,7 @@ def groups_of(rank: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[list[int
             with _groups(me, {2, 4, 8}) as groups:
                 for size, group in groups.items():
                     tables = tuple(DrawnTable(9, 4, 1.0, ZipfAccesses(0.0), r) for r in range(size))
-                    plan = DrawnPlan("communication", "exchange", size, 8, tables)
+                    plan = DrawnPlan("communication", size, 8, tables)
                     sample, _ = measurer.measure(plan, 7, np.random.default_rng(0), group)
                     assert (sample.number, sample.world_size) == (7, size)
                     assert sample.ranks_per_host == min(size, 4)

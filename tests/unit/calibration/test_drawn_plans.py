@@ -1,9 +1,10 @@
 """Drawn plans: within limits, over the whole range of real ones, and a fair part at any time."""
 
+import dataclasses
 import functools
 import itertools
-from collections import Counter
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 from dlrm_sharded.accesses.patterns import MAX_EXPONENT, ReuseBinAccesses, ZipfAccesses
-from dlrm_sharded.calibration import plan_limits
-from dlrm_sharded.calibration.drawn_plans import KINDS, DrawnPlan, draw_plan
+from dlrm_sharded.calibration import drawn_plans, plan_limits
+from dlrm_sharded.calibration.drawn_plans import LOOKUPS, DrawnPlan, _of_tables, draw_plan
 from dlrm_sharded.calibration.plan_limits import CALIBRATION, FIRST_RUN, MIN_ROWS, PlanLimits
-from dlrm_sharded.calibration.random_plans import MAX_POOLING, MAX_ROWS, WIDEST
+from dlrm_sharded.calibration.random_plans import MAX_DRAWN_ROWS, MAX_POOLING, WIDEST
 from dlrm_sharded.measuring.drawn_table import DrawnTable
 from dlrm_sharded.measuring.random_ids import draw_batch
 from dlrm_sharded.measuring.rank_bench import Ids, _jagged
@@ -109,7 +110,7 @@ def test_plans_are_what_torchrec_trains(world_size: int) -> None:
         for table in plan.tables:
             assert table.num_cols % COLUMN_MULTIPLE == 0
             assert COLUMN_MULTIPLE <= table.num_cols <= max(WIDEST)
-            assert 1 <= table.num_rows <= MAX_ROWS
+            assert 1 <= table.num_rows <= MAX_DRAWN_ROWS
             assert 0 < table.pooling_factor <= MAX_POOLING
             if isinstance(table.accesses, ZipfAccesses):
                 assert 0 <= table.accesses.exponent <= MAX_EXPONENT
@@ -173,27 +174,36 @@ def test_any_prefix_is_a_fair_part(exchanging: tuple[int, ...]) -> None:
         assert sum(counts) == len(sizes)
 
 
-def test_each_round_has_every_kind_of_a_runs_plans() -> None:
-    names = [plan.name for plan in drawn(2, LIMITS, TABLES) if plan.kind == "computation"]
-    kinds = (*KINDS, "row blocks", "replicas", "general")
-    assert names[: 3 * len(kinds)] == [*kinds] * 3
-    alone = Counter(plan.name for plan in drawn(1, LIMITS, TABLES))
-    assert set(alone) == {*KINDS, "general"}
-    unreplicated = drawn(2, PlanLimits(10**9, 10**6, replicas=False), TABLES)
-    assert "replicas" not in {plan.name for plan in unreplicated}
+@pytest.mark.parametrize(
+    ("world_size", "replicas", "on_all_ranks"),
+    [(2, True, ["row blocks", "replicas"]), (2, False, ["row blocks"]), (1, True, [])],
+    ids=["two ranks", "without replicas", "alone"],
+)
+def test_each_round_has_every_kind_of_lookups(
+    world_size: int, replicas: bool, on_all_ranks: list[str]
+) -> None:
+    limits = dataclasses.replace(LIMITS, replicas=replicas)
+    with patch.object(drawn_plans, "_of_tables", wraps=_of_tables) as of_tables:
+        plans = drawn.__wrapped__(world_size, limits, TABLES)
+    names = [call.args[0] for call in of_tables.call_args_list]
+    each = [*LOOKUPS, *on_all_ranks]
+    assert names == list(itertools.islice(itertools.cycle(each), len(names)))
+    num_lookups = sum(plan.kind == "computation" for plan in plans)
+    assert num_lookups - len(names) == num_lookups // (len(each) + 1), "one of a round is random"
 
 
 def test_kinds_show_other_parts_of_a_time() -> None:
-    by_name: dict[str, list[DrawnTable]] = {}
-    for plan in drawn(2, LIMITS, TABLES):
-        by_name.setdefault(plan.name, []).extend(plan.tables)
-    assert {table.num_cols for table in by_name["wide"] if table.pooled} == {512}
-    assert max(table.num_cols for table in by_name["narrow"]) <= 16
-    assert max(table.num_rows for table in by_name["many"]) <= 20_000
-    own = [table.accesses for table in by_name["task"] + by_name["few"]]
+    def tables_of(name: str) -> list[DrawnTable]:
+        rng = np.random.default_rng(0)
+        return [table for _ in range(9) for table in _of_tables(name, TABLES, 2, rng)]
+
+    assert {table.num_cols for table in tables_of("wide") if table.pooled} == {512}
+    assert max(table.num_cols for table in tables_of("narrow")) <= 16
+    assert max(table.num_rows for table in tables_of("many")) <= 20_000
+    own = [table.accesses for table in tables_of("task") + tables_of("few")]
     assert all(isinstance(accesses, ReuseBinAccesses) for accesses in own)
-    assert {type(table.accesses) for table in by_name["hot"]} == {ZipfAccesses}
-    assert all(t.replicated and t.pooled for t in by_name["replicas"] if t.rank is None)
+    assert {type(table.accesses) for table in tables_of("hot")} == {ZipfAccesses}
+    assert all(t.replicated and t.pooled for t in tables_of("replicas") if t.rank is None)
 
 
 def test_batches_say_how_many_ids_each_table_has():
