@@ -85,8 +85,8 @@ def samples_of(context: RunContext, journal: str | None, snapshot: str | None = 
     its sweep have measured.
     """
     stores = [sample_store(context, journal)]
-    if context.started is not None:
-        stores.append(store_in(context.started, context))
+    if context.samples_dir is not None:
+        stores.append(store_in(context.samples_dir, context))
     if snapshot is not None:
         check_path("cost_model.snapshot", snapshot)
         stores.append(store_in(Path(snapshot), context))
@@ -94,7 +94,7 @@ def samples_of(context: RunContext, journal: str | None, snapshot: str | None = 
     for store in stores:
         if store is not None and conditions is not None:
             # the folder of what this job has measured is temporary
-            where = "this measurement" if store.path.parent == context.started else store.path
+            where = "this measurement" if store.path.parent == context.samples_dir else store.path
             found |= {f"{where}:{n}": of for n, of in store.read(conditions).items()}
     return found
 
@@ -189,6 +189,6 @@ def _name_in_snapshot(
     """Return a name for the costs that jobs share if they differ only in data and sharder."""
     of_run = context.hardware
     hardware = None if of_run is None else of_run.fingerprint or of_run.name
-    run = dataclasses.replace(context, hardware=None, started=None)
+    run = dataclasses.replace(context, hardware=None, samples_dir=None)
     alike = run, hardware, artifact, gpu and dict(gpu), is_measured
     return hashlib.sha256(repr(alike).encode()).hexdigest()[:16]

@@ -45,7 +45,7 @@ KEYS_OF_RANKS = (
 )
 """Keys of a topology on which a plan depends; training has others, too."""
 
-log = logging.getLogger("dlrm_sharded.plans.plan")
+log = logging.getLogger("dlrm_sharded.plan")
 
 
 def plan(cfg: DictConfig) -> None:

@@ -21,7 +21,7 @@ class RunContext:
         fbgemm: version of FBGEMM that looks up rows; None if it is not known.
         calibrated: folder with artifacts that were made here, such as `calibration`, in which
             commands look; None for the package alone.
-        started: folder with what this job has measured of the hardware, if it is not in the cache.
+        samples_dir: folder with what this job has measured, if that is not in the user's cache.
     """
 
     device: str = "cpu"
@@ -30,4 +30,4 @@ class RunContext:
     ranks_per_host: int | None = None
     fbgemm: str | None = None
     calibrated: Path | None = None
-    started: Path | None = None
+    samples_dir: Path | None = None

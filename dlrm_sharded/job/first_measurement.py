@@ -170,7 +170,7 @@ def _with_samples(
         own_store = store_in(folder, context)
         assert own_store is not None, "unknown hardware is not measured"
         _append(own_store, context, collected)
-        return new_planner(dataclasses.replace(context, started=None if snapshot else folder))
+        return new_planner(dataclasses.replace(context, samples_dir=None if snapshot else folder))
 
 
 def _append(store: SampleStore, context: RunContext, collected: Collected) -> bool:

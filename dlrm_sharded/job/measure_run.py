@@ -28,8 +28,7 @@ from dlrm_sharded.job.choose_plan import Planned
 from dlrm_sharded.job.owned_folder import owned_folder
 from dlrm_sharded.job.prepare import Prepared
 from dlrm_sharded.job.settings import JobSettings
-from dlrm_sharded.measuring.measure import MeasuredCost
-from dlrm_sharded.measuring.measure import measure as measure_stages
+from dlrm_sharded.measuring.measure import MeasuredCost, measure
 from dlrm_sharded.model.replicas import replica_part
 from dlrm_sharded.model.sharded_model import sharded_embeddings
 from dlrm_sharded.plans.plan import read_plan, with_precisions
@@ -45,8 +44,8 @@ from dlrm_sharded.runs.terminal import prediction_text
 log = logging.getLogger(__name__)
 
 
-def measure(prepared: Prepared, planned: Planned, built: Built) -> MeasuredCost:
-    """Measure the embedding cost of the plan and record it in the journal; a collective.
+def measure_cost(prepared: Prepared, planned: Planned, built: Built) -> MeasuredCost:
+    """Measure the embedding cost of the plan and record it in the store of its hardware; a collective.
 
     It is measured once more if a GPU was throttled or changed its clocks.
     """
@@ -70,8 +69,8 @@ def measure(prepared: Prepared, planned: Planned, built: Built) -> MeasuredCost:
         task = with_assumed_profiles(model, planned.task)
         sample = sample_of_run(planned.plan, task, measured.cost)
         other_work = Disturbance(core_wait, measured.change)
-        journal = prepared.journal if found.slowed_gpu is None else None
-        note_run(journal, prepared.context, sample, other_work)
+        store = prepared.store if found.slowed_gpu is None else None
+        note_run(store, prepared.context, sample, other_work)
     return measured
 
 
@@ -151,7 +150,7 @@ def _measure_embeddings(
         for number, fault in stream.check.take(num_batches):
             if fault.is_fatal:
                 raise DataError(f"{fault.text}, in training batch {number + 1}")
-    return measure_stages(
+    return measure(
         sharded_embeddings(built.model),
         [batch.sparse_features.to(rank.device) for batch in batches],
         settings.measure,
@@ -185,21 +184,20 @@ def _log_measured(measured: MeasuredCost, report: PlanReport) -> None:
 
 
 def note_run(
-    journal: SampleStore | None, context: RunContext, run: Sample | None, other_work: Disturbance
+    store: SampleStore | None, context: RunContext, run: Sample | None, other_work: Disturbance
 ) -> None:
-    """Append a measured run to the journal of the hardware; rank 0 calls this.
+    """Append a measured run to the store of the hardware; rank 0 calls this.
 
     Args:
         run: the sample; None if samples cannot express the run, see `sample_of_run`.
         other_work: signs of other work while the plan was measured.
     """
     conditions = conditions_of(context)
-    if journal is None or conditions is None or run is None:
+    if store is None or conditions is None or run is None:
         return
-    if journal.append(conditions, run, other_work):
-        when = "the next prediction" if journal.staged is None else "predictions after this sweep"
-        log.info(
-            "wrote the measurement to %s, which corrects %s on this hardware", journal.path, when
-        )
+    if store.append(conditions, run, other_work):
+        when = "the next prediction" if store.staged is None else "predictions after this sweep"
+        text = "wrote the measurement to %s; it corrects %s of cost_model=learned on this hardware"
+        log.info(text, store.path, when)
         if other_work.text is not None:
             log.warning("this run was measured under load, so it counts less: %s", other_work.text)

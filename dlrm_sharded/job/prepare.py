@@ -33,7 +33,7 @@ class Prepared:
 
     Args:
         context: the hardware of the ranks, and what depends on it.
-        journal: earlier runs on this hardware; None if the run neither reads nor extends it.
+        store: what was measured on this hardware; None if the run neither reads nor extends it.
         planner: the planner on rank 0; None on the others.
         streams: batches of this rank, by split.
     """
@@ -42,7 +42,7 @@ class Prepared:
     rank: Rank
     folder: RunFolder
     context: RunContext
-    journal: SampleStore | None
+    store: SampleStore | None
     planner: Planner | None
     streams: Mapping[Split, BatchStream]
     start: Start
@@ -60,7 +60,7 @@ def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
     context = context_of_job(rank, settings.optimizer.embedding)
     with all_or_none():
         staged = folder.path / STAGED if settings.cost_model_snapshot else None
-        journal = sample_store(context, settings.journal, staged=staged)
+        store = sample_store(context, settings.journal, staged=staged)
         planner = settings.planner.planner(context) if rank.is_zero else None
     start = find_start(settings, rank, folder)
     # At its first use, a dataset may convert its files, which can take hours on rank 0.
@@ -85,4 +85,4 @@ def prepare(settings: JobSettings, rank: Rank, folder: RunFolder) -> Prepared:
             new_planner=settings.planner.planner,
             snapshot=settings.cost_model_snapshot,
         )
-    return Prepared(settings, rank, folder, context, journal, planner, streams, start, task)
+    return Prepared(settings, rank, folder, context, store, planner, streams, start, task)

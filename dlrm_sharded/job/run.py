@@ -8,7 +8,7 @@ import torch
 
 from dlrm_sharded.job.build import build, build_dry, resume
 from dlrm_sharded.job.choose_plan import choose_plan, write_start
-from dlrm_sharded.job.measure_run import measure
+from dlrm_sharded.job.measure_run import measure_cost
 from dlrm_sharded.job.owned_folder import owned_folder, with_checkpoints
 from dlrm_sharded.job.prepare import prepare
 from dlrm_sharded.job.settings import JobSettings
@@ -34,7 +34,7 @@ def run(settings: JobSettings, rank: Rank, run_dir: Path) -> float:
         if settings.dry_run:
             return build_dry(prepared, planned)
         built = build(settings, rank, planned.plan, planned.task)
-        measured = measure(prepared, planned, built)
+        measured = measure_cost(prepared, planned, built)
         progress = resume(prepared, planned, built)
         if not writes_now:  # an interrupted run stays unchanged until its checkpoint is read
             on_rank_zero(lambda: write_start(prepared, planned))

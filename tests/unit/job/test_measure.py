@@ -86,20 +86,20 @@ def test_a_throttled_gpu_is_measured_again_once(
 
     monkeypatch.setattr(measure_run, "_measure_embeddings", measure)
     monkeypatch.setattr(measure_run, "LoadWatch", watch)
-    journal = SampleStore(tmp_path / "hardware.jsonl")
+    store = SampleStore(tmp_path / "hardware.jsonl")
     prepared: Any = SimpleNamespace(
-        rank=rank, settings=None, planner=None, journal=journal, context=CONTEXT
+        rank=rank, settings=None, planner=None, store=store, context=CONTEXT
     )
     planned: Any = SimpleNamespace(task=TASK, plan=PLAN, report=PlanReport("dim", 0.1))
     built: Any = None
     with caplog.at_level(logging.INFO):
-        result = measure_run.measure(prepared, planned, built)
+        result = measure_run.measure_cost(prepared, planned, built)
     assert len(measured) == num_measurements
     assert result.iterations == measured[-1].iterations
     assert result.gpus == gpus[-1]
     again = [line for line in caplog.messages if line.startswith("the embedding cost is measured")]
     assert len(again) == num_measurements - 1
-    assert ("wrote the measurement to" in caplog.text) == journal.path.exists() == is_noted
+    assert ("wrote the measurement to" in caplog.text) == store.path.exists() == is_noted
 
 
 def test_a_round_trains_as_the_run_without_its_evaluations(monkeypatch, rank, tmp_path):
