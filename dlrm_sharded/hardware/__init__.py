@@ -1,6 +1,6 @@
-"""Identifies hardware, and finds cost models and policies for it.
+"""Identifies hardware, and finds files that were fitted to it.
 
-Stages are timed in `measuring`.
+Cost models are chosen in `calibration`.
 
 A *fingerprint* says what the hardware is: read in milliseconds, equal on equal machines. A *probe*
 says how fast it is: measured in about a second. *Hardware* is a name with both. Two machines are

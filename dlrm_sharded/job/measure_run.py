@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 def measure_cost(prepared: Prepared, planned: Planned, built: Built) -> MeasuredCost:
-    """Measure the embedding cost of the plan and record it in the store of its hardware; a collective.
+    """Measure the embedding cost of the plan and record it in the store; a collective.
 
     It is measured once more if a GPU was throttled or changed its clocks.
     """
