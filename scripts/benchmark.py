@@ -32,7 +32,7 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 from dlrm_sharded.files.text_table import Column, TextTable
 from dlrm_sharded.ranks.distributed import Rank, process_group
-from dlrm_sharded.training.pipeline import make_pipeline
+from dlrm_sharded.training.pipeline import CLASSES
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
 from models import FULL, OPTIMIZER, TINY, our_training, plain_training, stream
 
@@ -146,7 +146,7 @@ def host(rank: Rank, *, batch_size: int, steps: int, rounds: int, compile_mode: 
     }
     for name, of_model in options.items():
         training = our_training(TINY, rank, batch_size, "size_lookup", **of_model)
-        pipelines[name] = make_pipeline("sparse_dist", *training, rank.device)
+        pipelines[name] = CLASSES["sparse_dist"](*training, rank.device)
     batches = itertools.cycle(list(stream(TINY.batches(batch_size, NUM_BATCHES), rank)))
     loops = {
         name: functools.partial(cpu_ms, pipeline, batches, steps, rank)

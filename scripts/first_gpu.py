@@ -240,9 +240,7 @@ def mlperf(part: Part, names: str, batch_size: int) -> None:
 
 def pipelines(part: Part) -> None:
     """Train to the end with every pipeline, with graphs, and with ranks not bound to NUMA nodes."""
-    needs_gpus = {name for name, one in PIPELINES.items() if one.next_lookup}
-    left_out = {"old_default"} | (set() if visible_gpus() else needs_gpus)
-    for name in (name for name in CASES if name not in left_out):
+    for name in (name for name in CASES if name != "old_default"):
         variables = {"DLRM_SHARDED_NUMA_BINDING": "none"} if "not_bound" in name else {}
         folder = part.out / part.name / name
         place = (with_cases(part), f"+case={name}", f"hydra.run.dir={folder}")

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlrm_sharded.measuring import launch_clock
-from dlrm_sharded.training import pipeline as pipelines
 
 GPU = torch.device("cuda", 0)
 NAME = "NVIDIA H100 80GB HBM3"
@@ -183,42 +182,3 @@ def install_graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     return found
-
-
-class _HostStream(torch.cpu.Stream):
-    """A stream of a CPU, with the device that TorchRec asks it for."""
-
-    device = torch.device("cpu")
-
-
-def _on_host(pipeline: type[Any]) -> type[Any]:
-    """Return a class of TorchRec's pipelines that does on a CPU what the given one does on CUDA."""
-
-    class OnHost(pipeline):
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **options)
-            self._data_dist_stream = _HostStream()  # without one, nothing is fetched ahead
-            self._stream_context = nullcontext
-
-    return OnHost
-
-
-@contextmanager
-def streams_on(device: torch.device) -> Iterator[None]:
-    """Let the pipelines that need streams train on a CPU too, where losses are compared.
-
-    On a CPU an operation ends before the next one is called, so there is no stream to wait for.
-    """
-    if device.type != "cpu":
-        yield
-        return
-    with pytest.MonkeyPatch.context() as patch:
-        class_of, need_streams = pipelines._class_of, pipelines.NEED_STREAMS
-
-        def on_host(name: str) -> type[Any]:
-            return _on_host(class_of(name)) if name in need_streams else class_of(name)
-
-        patch.setattr(pipelines, "NEED_STREAMS", ())
-        patch.setattr(pipelines, "_class_of", on_host)
-        patch.setattr(Tensor, "record_stream", lambda tensor, stream: None)
-        yield

@@ -17,7 +17,6 @@ from dlrm_sharded.plans.plan import ShardingPlan, with_precisions
 from dlrm_sharded.plans.plan_report import PlanReport, plan_json
 from dlrm_sharded.plans.task import GIB, ShardingTask
 from dlrm_sharded.ranks.agreement import patiently_on_rank_zero
-from dlrm_sharded.training.pipeline import check_pipeline
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +41,9 @@ def choose_plan(prepared: Prepared) -> Planned:
     """Make the plan on rank 0, unless the run continues with the plan of its checkpoint.
 
     Raises:
-        ConfigError: the pipeline cannot train the plan.
         ShardingError: there is no plan, or its ranks need more memory than is available.
     """
-    settings = prepared.settings
     plan, report = patiently_on_rank_zero(lambda: _chosen(prepared))
-    device = prepared.rank.device
-    check_pipeline(settings.trainer.pipeline_on(device), plan, device.type)
     memory = check_memory(prepared, plan)
     task, is_new = with_precisions(prepared.task, plan), plan != prepared.start.checkpoint_plan()
     return Planned(plan, report, task, is_new, memory)

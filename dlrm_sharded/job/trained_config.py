@@ -19,7 +19,7 @@ DECIDES = ("batch_size", "seed", "data", "model", "optimizer.embedding", "optimi
 
 MAY_CHANGE = (
     *("optimizer", "exchange_precision", "trainer.tf32", "model.bf16", "model.compile_mode"),
-    *("model.dense_graph", "trainer.pipeline", "trainer.semi_sync_after"),
+    *("model.dense_graph", "trainer.pipeline"),
     *("data.num_val_batches", "data.val_half"),
 )
 """Keys, with all keys below them, that decide how a resumed run trains, or its validation data. A
@@ -27,13 +27,6 @@ run may continue with other values, such as a lower learning rate, and logs that
 
 DECIDES_NOTHING = ("data.pregenerate", "data.cache_batches", "data.cache_gib", "data.bounds")
 """Keys below those of `DECIDES` that only say how batches are kept and checked."""
-
-DEFAULTS_OF_02 = {
-    "trainer.pipeline": "auto",
-    "model.compile_mode": "auto",
-    "model.dense_graph": False,
-}
-"""Values of 0.2 whose place null has taken since 0.3; both train alike, up to rounding."""
 
 PATHS = ("path", "files", "validation_files", "schema", "blocks_dir")
 """Last parts of keys that name places of data, which may move or differ between hosts."""
@@ -95,9 +88,6 @@ def refused_and_changed(
         The differences that prevent a run from continuing, and those that do not.
     """
     before, now = flat(written), flat(config)
-    for key, default in DEFAULTS_OF_02.items():
-        if before.get(key) == default and now.get(key) is None:
-            before[key] = None
     refused: list[str] = []
     changed: list[str] = []
     for key in sorted(before.keys() | now.keys()):

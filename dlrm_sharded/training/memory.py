@@ -282,12 +282,9 @@ def _moments_of_training(
     exchanges = task.topology.world_size > 1
     device = task.topology.compute_device
     local, pooled = load.local_bytes, load.pooled_bytes
-    pipeline = PIPELINES[needs.pipeline]
-    # the next step has been looked up and is exchanged before the backward pass of this one
-    num_ahead = int(pipeline.next_lookup == "backward")
-    ids = pipeline.num_batches * _batch_bytes(load, task, needs)
-    ids += (1 + num_ahead) * _received(load, task)
-    ids += (pipeline.num_arrived - 1 - num_ahead) * _arrived(load, task)
+    num_batches = PIPELINES[needs.pipeline]
+    ids = num_batches * _batch_bytes(load, task, needs) + _received(load, task)
+    ids += (num_batches - 2) * _arrived(load, task)
     vectors, exchange = pooled + exchanges * local, exchanges * load.exchanged_bytes
     held = 0
     if _has_graphs(task, needs):  # which copy features and labels
@@ -295,18 +292,12 @@ def _moments_of_training(
         held = needs.dense.activation_bytes
         held += FLOAT_BYTES * num_samples * (needs.num_dense + 1)
     return [
-        RankMemory(  # exchange of the vectors
-            ids=ids, vectors=held + (1 + num_ahead) * vectors, exchange=(1 + num_ahead) * exchange
-        ),
-        RankMemory(  # dense part
-            ids=ids,
-            vectors=num_ahead * vectors + needs.dense.activation_bytes,
-            exchange=num_ahead * exchange,
-        ),
+        RankMemory(ids=ids, vectors=held + vectors, exchange=exchange),  # exchange of the vectors
+        RankMemory(ids=ids, vectors=needs.dense.activation_bytes),  # dense part
         RankMemory(  # update of the tables
             ids=ids + SORT_BYTES_PER_ID[device] * load.ids,
-            vectors=held + (1 + num_ahead) * vectors,
-            exchange=(1 + num_ahead) * exchange,
+            vectors=held + vectors,
+            exchange=exchange,
         ),
     ]
 

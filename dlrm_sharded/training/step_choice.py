@@ -17,7 +17,6 @@ import torch.distributed as dist
 from dlrm_sharded.model.compiled import MODES_WITH_GRAPHS, NOT_COMPILED
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.ranks.stopwatch import Stopwatch
-from dlrm_sharded.training.pipelines import PIPELINES
 
 TRIAL_STEPS, UNTIMED_STEPS = 20, 5
 """Steps of a trial, and the first ones, in which libraries choose kernels and allocate memory."""
@@ -33,7 +32,7 @@ class StepOptions:
     """How steps run.
 
     Args:
-        pipeline: one of `PIPELINES`.
+        pipeline: one of `pipelines.PIPELINES`.
         compile_mode: one of `compiled.COMPILE_MODES`.
         dense_graph: whether a `DenseGraph` computes the dense part.
     """
@@ -109,10 +108,7 @@ class StepTimes:
 def chosen_options(asked: AskedOptions, times: StepTimes, world_size: int) -> StepOptions:
     """Return the fastest known options for such steps, of those that give equal losses."""
     takes_graph = (
-        times.host_bounds
-        and times.graph_fits
-        and asked.compile_mode not in MODES_WITH_GRAPHS
-        and (asked.pipeline is None or PIPELINES[asked.pipeline].is_exact)
+        times.host_bounds and times.graph_fits and asked.compile_mode not in MODES_WITH_GRAPHS
     )
     is_eager = times.host_bounds or asked.dense_graph
     return asked.or_else(

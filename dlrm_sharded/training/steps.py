@@ -18,7 +18,7 @@ from dlrm_sharded.model.dlrm import TRIED_DEVICES
 from dlrm_sharded.model.sharded_model import asked_of_dense_part, set_dense_part
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training.metrics import Evaluation
-from dlrm_sharded.training.pipeline import evaluate, make_pipeline, settle
+from dlrm_sharded.training.pipeline import CLASSES, evaluate
 from dlrm_sharded.training.prefetch import Prefetcher
 from dlrm_sharded.training.step_choice import (
     TRIAL_STEPS,
@@ -91,10 +91,6 @@ class Steps(AbstractContextManager["Steps"]):
         """Return the median time that a step waited for its batch, since the last call."""
         return self._batches.take_wait_ms()
 
-    def settle(self, step: int) -> None:
-        """Prepare for a checkpoint after a step; a collective of all ranks."""
-        settle(self.options.pipeline, self._pipeline, self._rank.device, step)
-
     def evaluate(
         self, stream: BatchStream, num_batches: int, is_stopped: Callable[[], bool] | None
     ) -> Evaluation | None:
@@ -119,13 +115,8 @@ class Steps(AbstractContextManager["Steps"]):
             depth=self._config.prefetch_depth(self._rank.device),
             device=self._rank.device,
         )
-        self._pipeline = make_pipeline(
-            self.options.pipeline,
-            self._model,
-            self._optimizer,
-            self._rank.device,
-            max(0, self._config.semi_sync_after - step),
-        )
+        make = CLASSES[self.options.pipeline]
+        self._pipeline = make(self._model, self._optimizer, self._rank.device)
         self._is_first = True
 
     def _set_dense_part(self) -> None:

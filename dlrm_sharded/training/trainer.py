@@ -218,7 +218,6 @@ class Trainer:
 
     def _progress(self, bar: ProgressBar | None, step: int, window: Window) -> Progress:
         """Log what is not logged yet, and return the training state after a step."""
-        self._steps.settle(step)
         self._report(bar, num_unread=0)
         if window.num_steps:
             self._finite_losses(ClosedWindow(window, faults=self.train_stream.check.take(step)))

@@ -40,7 +40,6 @@ class TrainerConfig:
         tf32: whether a GPU may round the factors of fp32 matrix products to TF32.
         pipeline: one of `PIPELINES`; None chooses on CUDA, and takes base on a CPU, where nothing
             runs in parallel.
-        semi_sync_after: number of first steps in which `semi_sync` does not look up vectors early.
         trace: whether to trace a few steps after the warm-up, see `docs/guide/training.md`.
         trace_steps: number of traced steps.
     """
@@ -55,7 +54,6 @@ class TrainerConfig:
     num_warmup_steps: int | None = None
     prefetch_batches: int | None = None
     pipeline: str | None = None
-    semi_sync_after: int = 900
     tf32: bool = True
     trace: bool = False
     trace_steps: int = 8
@@ -64,7 +62,6 @@ class TrainerConfig:
     def __post_init__(self) -> None:
         for key in ("num_epochs", "log_every_steps", "trace_steps"):
             check_count(f"trainer.{key}", getattr(self, key), least=1)
-        check_count("trainer.semi_sync_after", self.semi_sync_after, least=0)
         for key, least in (
             ("num_steps", 1),
             ("eval_every_steps", 1),
@@ -77,15 +74,6 @@ class TrainerConfig:
                 check_count(f"trainer.{key}", getattr(self, key), least=least)
         check_flag("trainer.trace", self.trace)
         self._check_evaluations()
-        if self.pipeline == "prefetch":
-            raise ConfigError(
-                "trainer.pipeline=prefetch was removed in 0.3, as no table is in host memory; "
-                "use sparse_dist"
-            )
-        if self.pipeline == "auto":
-            raise ConfigError(
-                "trainer.pipeline=auto was removed in 0.3; null, the default, chooses"
-            )
         if self.pipeline is not None and self.pipeline not in PIPELINES:
             known = ", ".join(PIPELINES)
             raise ConfigError(f"trainer.pipeline is {self.pipeline!r}; known: null, {known}")

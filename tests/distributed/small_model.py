@@ -14,7 +14,6 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
-from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.model.dlrm import Dlrm, dlrm
 from dlrm_sharded.model.optimizers import OptimizerConfig
 from dlrm_sharded.model.sharded_model import shard_model, sharded_embeddings
@@ -25,11 +24,9 @@ from dlrm_sharded.plans.tables import Table, tables_by_feature
 from dlrm_sharded.plans.task import ShardingTask, Topology
 from dlrm_sharded.plans.validation import validate
 from dlrm_sharded.ranks.distributed import Rank
-from dlrm_sharded.training.pipeline import check_pipeline, evaluate, make_pipeline
-from dlrm_sharded.training.pipelines import PIPELINES
+from dlrm_sharded.training.pipeline import CLASSES, evaluate
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
 from dlrm_sharded.training.training_result import TrainingResult
-from tests.cuda import streams_on
 from tests.distributed.torchrec_modules import local_weights
 from tests.preloaded.ranks import gathered
 from tests.unit.synthetic import column_shards
@@ -102,19 +99,6 @@ def tables_of(plan: ShardingPlan, tables: tuple[Table, ...] = TABLES) -> tuple[T
     """The tables in the precisions of a plan."""
     task = ShardingTask(tables, Topology(plan.world_size, 10**9), LOCAL_BATCH_SIZE)
     return with_precisions(task, plan).tables
-
-
-def pipelines_for(kind: str) -> list[str]:
-    """Return the pipelines with which a trainer accepts such plans."""
-    return [name for name in PIPELINES if _accepts(name, make_plan(kind, 2))]
-
-
-def _accepts(pipeline: str, plan: ShardingPlan) -> bool:
-    try:
-        check_pipeline(pipeline, plan, "cuda")
-    except ConfigError:
-        return False
-    return True
 
 
 def global_batches(world_size: int, tables: Sequence[Table] = TABLES) -> list[Batch]:
@@ -247,12 +231,11 @@ def train_and_evaluate(
         options: of `make_sharded`.
     """
     sharded, optimizer = make_sharded(rank, kind, "sgd", **options)
-    with streams_on(rank.device):
-        steps = make_pipeline(pipeline, sharded, optimizer, rank.device)
-        batches = iter(shares)
-        losses = [steps.progress(batches)[0]]
-        evaluate(sharded, steps, shares, rank.device)
-        losses += [steps.progress(batches)[0] for _ in shares[1:]]
+    steps = CLASSES[pipeline](sharded, optimizer, rank.device)
+    batches = iter(shares)
+    losses = [steps.progress(batches)[0]]
+    evaluate(sharded, steps, shares, rank.device)
+    losses += [steps.progress(batches)[0] for _ in shares[1:]]
     return [float(loss) for loss in losses]
 
 

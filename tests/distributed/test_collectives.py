@@ -16,15 +16,10 @@ from torchrec.datasets.utils import Batch
 from dlrm_sharded.commands import train as command
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.ranks.distributed import Rank
+from dlrm_sharded.training.pipelines import PIPELINES
 from tests.conftest import SMALL_RUN
 from tests.distributed.fake_job import disagreement, run_in_turn
-from tests.distributed.small_model import (
-    PLANS,
-    global_batches,
-    pipelines_for,
-    share,
-    train_and_evaluate,
-)
+from tests.distributed.small_model import PLANS, global_batches, share, train_and_evaluate
 from tests.unit.commands.conftest import composed as composed
 
 pytestmark = [
@@ -34,8 +29,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    ("kind", "pipeline"),
-    [(kind, name) for kind in (*PLANS, "host_rows") for name in pipelines_for(kind)],
+    ("kind", "pipeline"), [(kind, name) for kind in (*PLANS, "host_rows") for name in PIPELINES]
 )
 def test_steps_on_two_hosts(kind, pipeline):
     shares = [share(batch, 0) for batch in global_batches(4)]

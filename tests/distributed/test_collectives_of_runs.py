@@ -23,10 +23,9 @@ from dlrm_sharded.files.errors import PreemptedError
 from dlrm_sharded.job import owned_folder
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training import meeting
+from dlrm_sharded.training.pipelines import PIPELINES
 from tests.conftest import SMALL_RUN
-from tests.cuda import streams_on
 from tests.distributed.fake_job import disagreement, run_in_turn
-from tests.distributed.small_model import pipelines_for
 from tests.distributed.test_collectives import train_command
 from tests.unit.commands.conftest import composed as composed
 
@@ -76,7 +75,7 @@ def one_rank(tmp_path: Path, composed: Callable[..., Any], monkeypatch: pytest.M
     return checkpoints(folder)[0]
 
 
-@pytest.mark.parametrize("pipeline", pipelines_for("columns_uneven"))
+@pytest.mark.parametrize("pipeline", PIPELINES)
 def test_a_run_goes_on_until_it_is_preempted(pipeline, one_rank, tmp_path, composed, monkeypatch):
     """On two hosts of two ranks; half of the cases have a saver with a thread."""
     world_size = 4
@@ -98,7 +97,7 @@ def test_a_run_goes_on_until_it_is_preempted(pipeline, one_rank, tmp_path, compo
     def run(rank: Rank) -> str:
         parts = tmp_path / f"parts-{rank.rank}"
         monkeypatch.setattr(saver, "partial_path", partial_path if rank.is_zero else _inside(parts))
-        with streams_on(rank.device), pytest.raises(PreemptedError) as stopped:
+        with pytest.raises(PreemptedError) as stopped:
             train(rank)
         return str(stopped.value)
 

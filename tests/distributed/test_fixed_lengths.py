@@ -13,8 +13,7 @@ from dlrm_sharded.datasets.base import BatchStream
 from dlrm_sharded.datasets.synthetic import SyntheticDataset
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.ranks.distributed import Rank
-from dlrm_sharded.training.pipeline import make_pipeline
-from tests.cuda import streams_on
+from dlrm_sharded.training.pipeline import CLASSES
 from tests.distributed.small_model import (
     LOCAL_BATCH_SIZE,
     PLANS,
@@ -22,7 +21,6 @@ from tests.distributed.small_model import (
     make_model,
     make_sharded,
     optimizers,
-    pipelines_for,
     shard,
 )
 from tests.preloaded.ranks import gathered, run_ranks
@@ -66,8 +64,8 @@ def train(rank: Rank, kind: str, pipeline: str, *, is_known: bool) -> tuple[list
     known = {table.name: int(table.pooling_factor) for table in TABLES} if is_known else None
     sharded, optimizer = make_sharded(rank, kind, "sgd", ids_per_sample=known)
     of_rank, losses, reads = iter(batches(rank)), [], HostReads()
-    with streams_on(rank.device), contextlib.suppress(StopIteration):
-        steps = make_pipeline(pipeline, sharded, optimizer, rank.device)
+    with contextlib.suppress(StopIteration):
+        steps = CLASSES[pipeline](sharded, optimizer, rank.device)
         losses.append(steps.progress(of_rank)[0])
         with reads:
             losses.append(steps.progress(of_rank)[0])
@@ -79,7 +77,7 @@ def train(rank: Rank, kind: str, pipeline: str, *, is_known: bool) -> tuple[list
 def train_both(rank: Rank, kind: str) -> dict[str, tuple[Any, Any]]:
     return {
         name: (train(rank, kind, name, is_known=True), train(rank, kind, name, is_known=False))
-        for name in pipelines_for(kind)
+        for name in CLASSES
     }
 
 
@@ -114,7 +112,7 @@ def train_sharing(rank: Rank, pipeline: str) -> list[list[float]]:
         model, plan = make_model(tables=dataset.tables), ShardingPlan(rank.world_size, shards)
         sharded = shard(rank, model, plan, optimizers("sgd"), dataset.tables, known)
         stream = BatchStream(dataset, "train", rank=rank.rank, world_size=rank.world_size)
-        steps, of_rank = make_pipeline(pipeline, *sharded, rank.device), iter(stream)
+        steps, of_rank = CLASSES[pipeline](*sharded, rank.device), iter(stream)
         own = torch.stack([steps.progress(of_rank)[0] for _ in range(len(stream))])
         losses.append(torch.stack(gathered(rank, own)).mean(dim=0).tolist())
     return losses

@@ -1,7 +1,4 @@
-"""Every pipeline trains as `base` does or as stale as it says, and resumes what it would have done.
-
-Those that TorchRec has for GPUs only run here without streams, in the order of a GPU's host.
-"""
+"""Every pipeline trains as `base` does, and resumes what it would have done."""
 
 import contextlib
 import itertools
@@ -20,33 +17,22 @@ from dlrm_sharded.checkpoint.saver import CheckpointConfig, Saver
 from dlrm_sharded.datasets.id_check import IdCheck
 from dlrm_sharded.files.errors import PreemptedError
 from dlrm_sharded.model.fused_lookups import fused_lookups, set_fused_steps
-from dlrm_sharded.model.optimizers import OptimizerConfig
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.training import meeting
 from dlrm_sharded.training.checkpoints import Checkpoints
-from dlrm_sharded.training.pipeline import make_pipeline
+from dlrm_sharded.training.pipeline import CLASSES
 from dlrm_sharded.training.pipelines import PIPELINES
 from dlrm_sharded.training.progress import Progress, read_progress
 from dlrm_sharded.training.trainer_config import TrainerConfig
-from tests.cuda import streams_on
-from tests.distributed.small_model import (
-    make_model,
-    make_plan,
-    make_sharded,
-    run_trainer,
-    shard,
-    shares,
-    train_and_evaluate,
-)
+from tests.distributed.small_model import make_sharded, run_trainer, shares, train_and_evaluate
 from tests.distributed.test_checkpoint import built, newest
 from tests.preloaded.ranks import run_ranks
 from tests.unit.checkpoint.cases import run_state
 
 pytestmark = pytest.mark.slow
 
-EXACT = [name for name, pipeline in PIPELINES.items() if pipeline.is_exact and name != "base"]
 KIND, REPLICATED = "rows_and_columns", "replicas_and_others"
-"""Kinds of plans; some pipelines train no replicas."""
+"""Kinds of plans."""
 
 NUM_STEPS = 9
 EMBEDDING = "rowwise_adagrad"
@@ -54,14 +40,14 @@ EMBEDDING = "rowwise_adagrad"
 
 def train(rank: Rank) -> dict[str, tuple[list[float], int]]:
     """Losses of all batches until they end, and the number of lookups that are taken hold of."""
-    return {name: _train(rank, name) for name in ("base", *EXACT)}
+    return {name: _train(rank, name) for name in PIPELINES}
 
 
 def _train(rank: Rank, name: str) -> tuple[list[float], int]:
     sharded, optimizer = make_sharded(rank, "columns_uneven", "sgd")
     batches, losses = iter(shares(rank)), []
-    with streams_on(rank.device), contextlib.suppress(StopIteration):
-        pipeline = make_pipeline(name, sharded, optimizer, rank.device)
+    with contextlib.suppress(StopIteration):
+        pipeline = CLASSES[name](sharded, optimizer, rank.device)
         while True:
             losses.append(float(pipeline.progress(batches)[0]))
     return losses, len(getattr(pipeline, "_pipelined_modules", []))
@@ -69,51 +55,20 @@ def _train(rank: Rank, name: str) -> tuple[list[float], int]:
 
 def test_takes_hold_of_the_lookup_and_ends_with_the_batches():
     found = run_ranks(train, 2)
-    losses, num_pipelined = found.pop("base")
+    losses, num_pipelined = found["base"]
     assert num_pipelined == 0
-    assert found == dict.fromkeys(EXACT, (losses, 1))
+    assert found["sparse_dist"] == (losses, 1)
 
 
-def train_on_with_an_evaluation(rank: Rank, names: list[str], kind: str) -> list[list[float]]:
+def train_on_with_an_evaluation(rank: Rank, kind: str) -> list[list[float]]:
     stream = list(itertools.islice(itertools.cycle(shares(rank)), NUM_STEPS))
-    return [train_and_evaluate(rank, kind, stream, pipeline=name) for name in names]
+    return [train_and_evaluate(rank, kind, stream, pipeline=name) for name in PIPELINES]
 
 
 @pytest.mark.parametrize(("kind", "world_size"), [(KIND, 1), (KIND, 2), ("empty_rank", 2)])
 def test_losses_are_those_of_base(kind, world_size):
-    base, *others = run_ranks(train_on_with_an_evaluation, world_size, ["base", *EXACT], kind)
-    assert dict(zip(EXACT, others, strict=True)) == dict.fromkeys(EXACT, base)
-
-
-def losses_of(rank: Rank, cases: list[tuple[str, float, int]]) -> list[list[float]]:
-    return [_losses(rank, *case) for case in cases]
-
-
-def _losses(
-    rank: Rank, name: str, embedding_learning_rate: float, num_synchronous: int
-) -> list[float]:
-    config = OptimizerConfig(
-        embedding="sgd",
-        embedding_learning_rate=embedding_learning_rate,
-        dense="sgd",
-        dense_learning_rate=0.1,
-    )
-    plan = make_plan("columns_uneven", rank.world_size)
-    sharded, optimizer = shard(rank, make_model(rank.device), plan, config)
-    batches = itertools.cycle(shares(rank))
-    with streams_on(rank.device):
-        pipeline = make_pipeline(name, sharded, optimizer, rank.device, num_synchronous)
-        return [float(pipeline.progress(batches)[0]) for _ in range(5)]
-
-
-def test_semi_sync_lacks_one_update_of_the_tables():
-    """The second step knows the dense part's update and not yet that of the tables."""
-    cases = [("base", 0.3, 0), ("base", 1e-30, 0), ("semi_sync", 0.3, 0), ("semi_sync", 0.3, 2)]
-    base, constant, stale, late = run_ranks(losses_of, 2, cases)
-    assert stale[:2] == constant[:2]
-    assert stale[1] != base[1]
-    assert late[:3] == base[:3]
-    assert late[3] != base[3]
+    base, sparse_dist = run_ranks(train_on_with_an_evaluation, world_size, kind)
+    assert sparse_dist == base
 
 
 class Stream(Iterator[Batch]):
@@ -164,7 +119,6 @@ class Run:
             eval_every_steps=3,
             log_every_steps=1,
             num_warmup_steps=0,
-            semi_sync_after=2,
         )
         parts = {
             "lr_scheduler": LambdaLR(self._optimizer, lambda step: 1 / (1 + step)),
@@ -182,8 +136,7 @@ class Run:
             ),
             "start": start,
         }
-        with streams_on(self._rank.device):
-            run_trainer(self._rank, self._model, self._optimizer, config, **parts)
+        run_trainer(self._rank, self._model, self._optimizer, config, **parts)
         assert saver.failure is None
 
     def num_lookups(self) -> list[float]:
@@ -245,6 +198,4 @@ def test_a_signal_stops_a_run_that_goes_on(name, tmp_path):
     base, whole, before, after = run_ranks(preempted, 2, name, str(tmp_path))
     assert 5 <= len(before) < len(whole) == len(before) + len(after)
     assert before == whole[: len(before)]
-    assert (whole == base) == PIPELINES[name].is_exact
-    # without staleness in the step after the signal's checkpoint, which the whole run does not have
-    assert (before + after == whole) == PIPELINES[name].is_exact
+    assert before + after == whole == base

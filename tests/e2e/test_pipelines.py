@@ -19,13 +19,6 @@ def test_a_run_with_a_dense_graph_trains_as_without(tmp_path):
     assert (tmp_path / "with" / "trace" / "rank0.json.gz").exists()
 
 
-def test_a_pipeline_that_needs_a_gpu_is_refused_before_a_plan_is_written(tmp_path):
-    settings = (*SMALL_RUN, "sharder=dim", "trainer.pipeline=semi_sync")
-    refused = train_alone(tmp_path / "p", *settings, exit_code=2)
-    assert "trainer.pipeline=semi_sync needs the streams of a GPU" in refused.stderr
-    assert not (tmp_path / "p" / "plan.json").exists()
-
-
 def test_a_traced_run(tmp_path):
     train(
         tmp_path,

@@ -23,7 +23,6 @@ from dlrm_sharded.training.trainer_config import TrainerConfig
 from tests.distributed.small_model import (
     PLANS,
     make_sharded,
-    pipelines_for,
     run_trainer,
     shares,
     train_and_evaluate,
@@ -80,9 +79,6 @@ def test_rows_over_one_of_two_hosts(device):
         assert sharded["fused_modules"] == [0, 1]  # rank 0 is on the other host
 
 
-EXACT = [name for name in pipelines_for("replicas") if PIPELINES[name].is_exact]
-
-
 def losses_of(rank: Rank, variants: dict[str, dict[str, Any]]) -> dict[str, list[float]]:
     """Train and evaluate with each of some options, which have come to the ranks as JSON."""
     for options in variants.values():
@@ -102,7 +98,7 @@ def test_options_that_leave_the_losses(device):
     short = {"cpu": "fp16", "cuda": "bf16"}[device]
     tolerance = {short: 2e-2, "compiled": 1e-4}
     variants = {
-        **{name: {"pipeline": name} for name in EXACT},
+        **{name: {"pipeline": name} for name in PIPELINES},
         short: {"pipeline": "sparse_dist", "exchange_precision": short},
         "graph": {"pipeline": "sparse_dist", "dense_graph": True},
     }

@@ -11,9 +11,10 @@ import pytest
 
 from dlrm_sharded.checkpoint.restore import load_whole
 from dlrm_sharded.plans.precision import DEVICE_PRECISIONS, ExchangePrecision
+from dlrm_sharded.training.pipelines import PIPELINES
 from tests.distributed import small_model
 from tests.distributed import test_exchanges as exchanges
-from tests.distributed.small_model import PLANS, TABLES, pipelines_for
+from tests.distributed.small_model import PLANS, TABLES
 from tests.distributed.test_checkpoint import HALF, check_equal, load_into, newest, save_trained
 from tests.distributed.test_pipeline import preempted
 from tests.distributed.test_profiler import check_traces, trace_steps
@@ -57,7 +58,7 @@ def test_every_precision_of_exchanges(kind, monkeypatch):
     exchanges.check_within_rounding(results, precisions, kind, len(gpus()))
 
 
-@pytest.mark.parametrize("pipeline", pipelines_for("columns_uneven"))
+@pytest.mark.parametrize("pipeline", PIPELINES)
 def test_traces(pipeline, tmp_path):
     run_on("cuda", trace_steps, "columns_uneven", pipeline, tmp_path)
     check_traces(tmp_path, len(gpus()))

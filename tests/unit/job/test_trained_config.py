@@ -80,7 +80,7 @@ def test_a_run_cannot_go_on_with_other_samples_or_another_model(key, value):
         ("optimizer.dense_learning_rate", 0.2),
         ("exchange_precision", "fp16"),
         ("trainer.tf32", False),
-        ("trainer.pipeline", "semi_sync"),
+        ("trainer.pipeline", "base"),
         ("model.bf16", True),
     ],
 )
@@ -123,19 +123,3 @@ def test_other_data_under_the_same_path_is_other_data():
     assert must_match(max_rows=50) != must_match(max_rows=51)
     assert must_match(max_rows=50) != must_match(max_rows=50, num_val_batches=3)
     assert must_match(max_rows=50) != must_match(max_rows=50, alpha=0.2)
-
-
-@pytest.mark.parametrize(
-    ("key", "default", "other"),
-    [
-        ("trainer.pipeline", "auto", "sparse_dist"),
-        ("model.compile_mode", "auto", "default"),
-        ("model.dense_graph", False, True),
-    ],
-)
-def test_what_null_chooses_was_the_default_of_02(key, default, other):
-    assert refused_and_changed(changed(key, default), changed(key, None)) == ([], [])
-    _, said = refused_and_changed(changed(key, other), changed(key, None))
-    assert said == [f"{key} is None and was {other!r}"]
-    _, said = refused_and_changed(changed(key, default), changed(key, other))
-    assert said == [f"{key} is {other!r} and was {default!r}"]

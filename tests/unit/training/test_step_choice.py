@@ -41,14 +41,13 @@ def test_what_is_chosen(times, num_ranks, expected):
 @pytest.mark.parametrize(
     ("asked", "times", "expected"),
     [
-        (("semi_sync", None, None), BY_HOST, ("semi_sync", "none", False)),
-        (("fused_sparse_dist", None, None), BY_HOST, ("fused_sparse_dist", "none", True)),
+        (("sparse_dist", None, None), BY_HOST, ("sparse_dist", "none", True)),
         ((None, "reduce-overhead", None), BY_HOST, ("base", "reduce-overhead", False)),
         ((None, "none", None), BY_GPU, ("sparse_dist", "none", False)),
         ((None, None, True), BY_GPU, ("sparse_dist", "none", True)),
         ((None, None, False), BY_HOST, ("base", "none", False)),
     ],
-    ids=["stale", "exact", "graphs_of_layers", "not_compiled", "graph", "no_graph"],
+    ids=["pipeline", "graphs_of_layers", "not_compiled", "graph", "no_graph"],
 )
 def test_keys_override_it(asked, times, expected):
     assert AskedOptions(*asked).are_open
