@@ -113,15 +113,6 @@ class Ranking:
         over = {label: found["time_over_fastest"] for label, found in self.ratios.items()}
         return {label: ratio for label, ratio in over.items() if ratio}
 
-    def left_out(self, difference: float) -> set[str]:
-        """Return the labels that need no more rounds to find the fastest within a difference.
-
-        These are all labels once each of the others is clearly behind, or within the difference.
-        """
-        clear = {label for label, ratio in self.behind.items() if ratio.low > 1 + difference}
-        within = {label for label, ratio in self.behind.items() if ratio.high < 1 + difference}
-        return {*self.ratios} if clear | within == self.behind.keys() else clear
-
     def conclusion(self) -> str:
         """Return which sharder is fastest, or which tie and how many rounds would resolve it."""
         first = next(iter(self.ratios))
@@ -220,8 +211,6 @@ def rank(rows: Sequence[Mapping[str, Any]], *, baseline: str | None = None) -> R
         rows: see `measured`.
         baseline: label of the sharder to which `time_over_random` refers.
     """
-    if not rows:
-        return NO_RANKING
     found = pl.DataFrame(rows, schema_overrides={SPEED: pl.Float64, COST: pl.Float64})
     speeds, costs = (_by_label(found, name) for name in (SPEED, COST))
     labels = sorted({*speeds.columns} - {*PAIR})

@@ -75,12 +75,6 @@ class SweepJob:
     returned: JobReturn | None = None
     is_restart: bool = False
 
-    @property
-    def label(self) -> str:
-        """Overrides that distinguish the job from others, without its seed."""
-        parts = self.title.split()[1:]
-        return " ".join(part for part in parts if not part.startswith("seed=")) or self.title
-
     def fail(self, reason: str) -> None:
         self.state, self.reason = JobState.FAILED, reason
 

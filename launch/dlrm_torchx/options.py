@@ -38,8 +38,6 @@ class SweepOptions:
         rounds: number of rounds in which all combinations are measured again, on the same hosts and
             in turn, by one job that has trained them all; by default, each combination is a
             separate job.
-        until: relative difference in throughput, such as 0.02: the rounds end when they resolve it
-            between each combination and the fastest; clearly slower ones are left out early.
 
     Raises:
         ConfigError: an option has a wrong value.
@@ -62,7 +60,6 @@ class SweepOptions:
     patience_s: float = 120.0
     after: str | None = "${oc.select:after_sweep,null}"
     rounds: int | None = None
-    until: float | None = None
 
     def __post_init__(self) -> None:
         from hydra.utils import get_method
@@ -88,10 +85,6 @@ class SweepOptions:
                 check_count(f"hydra.launcher.{key}", count, least=1)
         if self.poll_s is not None:
             check_number("hydra.launcher.poll_s", self.poll_s, above=True)
-        if self.until is not None:
-            check_number("hydra.launcher.until", self.until, most=1.0, above=True)
-            if self.rounds is None:
-                raise ConfigError("hydra.launcher.until ends rounds; set hydra.launcher.rounds")
         check_number("hydra.launcher.patience_s", self.patience_s)
         if self.after is not None:
             try:

@@ -5,17 +5,13 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dlrm_sharded.files.json_files import read_json_object, replace_file, write_json
-from dlrm_sharded.runs.ranking import measured, rank
 from dlrm_sharded.runs.rounds import read_rounds, rounds_to_repeat
 from dlrm_torchx.mailbox import ORDER, JobMailbox
 
 PROGRESS = "progress"
 """File in the mailbox with a line about the round under way, for the driver."""
-
-SHARDER = ("sharder=", "sharder.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +21,13 @@ class RoundsOrder:
     Args:
         mailboxes: folders of the runs' mailboxes.
         folders: folders of the runs.
-        labels, seeds: labels and seeds of the runs, for rankings.
         num_rounds: number of rounds after all runs are trained.
-        until: the rounds end when they resolve this relative difference between each run and the
-            fastest, and clearly slower runs are left out early; None for all rounds.
         timeout_s: time that a rank waits for the others.
     """
 
     mailboxes: tuple[str, ...]
     folders: tuple[str, ...]
-    labels: tuple[str, ...]
-    seeds: tuple[int, ...]
     num_rounds: int
-    until: float | None
     timeout_s: float
 
     def write(self, folder: Path) -> None:
@@ -50,7 +40,7 @@ class RoundsOrder:
     def unmeasured(self, number: int, *, attempt: int = 0) -> list[tuple[int, int]]:
         """Return place and number of each run that still has to be measured in a round.
 
-        Each round has a new random order, which does not depend on the runs that are left out.
+        Each round has a new random order.
 
         Args:
             attempt: 1 for the repetition of the round.
@@ -58,13 +48,12 @@ class RoundsOrder:
         boxes = [JobMailbox(Path(folder)) for folder in self.mailboxes]
         trained = [i for i, box in enumerate(boxes) if box.has_return()]
         drawn = random.Random(f"0 {number} {attempt}").sample(trained, len(trained))
-        left_out = self._left_out(number)
 
         def is_unmeasured(run: int) -> bool:
             found = read_rounds(Path(self.folders[run])).get(number)
             if attempt:  # a repetition has all runs of the round
                 return found is not None and found.attempt < attempt
-            return found is None and self.labels[run] not in left_out
+            return found is None
 
         return [(place, run) for place, run in enumerate(drawn) if is_unmeasured(run)]
 
@@ -87,24 +76,5 @@ class RoundsOrder:
         return rounds_to_repeat([read_rounds(Path(folder)) for folder in self.folders])
 
     def num_unmeasured(self) -> int:
-        """Return the number of measurements that are left, as far as is known."""
+        """Return the number of measurements that are left."""
         return sum(len(self.unmeasured(number)) for number in range(self.num_rounds))
-
-    def _left_out(self, number: int) -> set[str]:
-        """Return the labels to leave out of a round, by the rankings of the rounds before it.
-
-        Each ranking covers the runs that share all overrides except the sharder's.
-        """
-        if self.until is None:
-            return set()
-        by_setting: dict[str, list[dict[str, Any]]] = {}
-        for folder, label, seed in zip(self.folders, self.labels, self.seeds, strict=True):
-            rounds = read_rounds(Path(folder))
-            before = {n: found for n, found in rounds.items() if n < number}
-            parts = [part for part in label.split() if not part.startswith(SHARDER)]
-            rows = measured(label, seed, Path(folder), before)
-            by_setting.setdefault(" ".join(parts), []).extend(rows)
-        left_out: set[str] = set()
-        for rows in by_setting.values():
-            left_out |= rank(rows).left_out(self.until)
-        return left_out

@@ -205,10 +205,7 @@ class Sweep:
         return RoundsOrder(
             tuple(str(job.mailbox.folder) for job in self.jobs),
             tuple(str(job.folder) for job in self.jobs),
-            labels=tuple(job.label for job in self.jobs),
-            seeds=tuple(int(job.config.get("seed", 0)) for job in self.jobs),
             num_rounds=self.options.rounds,
-            until=self.options.until,
             timeout_s=max((job.config.get("timeout_s", 600.0) for job in self.jobs), default=600.0),
         )
 

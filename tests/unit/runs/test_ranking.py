@@ -147,8 +147,6 @@ def test_all_are_compared_with_the_fastest_and_the_baseline() -> None:
     assert values == pytest.approx([2 / 1.1, 2 / 1.1, 1 / 1.1], rel=0.01)
     assert found.ratios[first]["time_over_fastest"] is None
     assert found.ratios["random"]["time_over_random"] is None
-    assert found.left_out(0.02) == {"dim", "random", first, second}, "it is decided"
-    assert found.left_out(1e-4) == {"dim", "random"}
 
 
 @pytest.mark.parametrize(
@@ -167,10 +165,9 @@ def test_a_tie_says_how_many_rounds_would_decide(width: float, advice: str) -> N
 def test_what_was_not_measured_together_is_not_rank() -> None:
     rows = sweep(np.random.default_rng(6), {"a": 1.0, "b": 1.0}, num_seeds=1)
     apart = [row | {"seed": 7} if row["label"] == "b" else row for row in rows]
-    for others in (apart, rows[:6], []):
+    for others in (apart, rows[:6]):
         assert rank(others) == NO_RANKING
         assert rank(others).relation() is None
-        assert rank(others).left_out(0.02) == set()
     part = rank([row for row in rows if row["label"] == "a" or row["round"] < 3])
     assert {ratio.num_pairs for ratio in part.behind.values()} == {3}
 
