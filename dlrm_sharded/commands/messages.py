@@ -17,7 +17,6 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from dlrm_sharded.commands.removed import why_removed
 from dlrm_sharded.commands.yamls import options_of
 from dlrm_sharded.files.errors import EXIT_USER_ERROR, RankError, UserError
 from dlrm_sharded.ranks.version_sets import missing_text
@@ -34,7 +33,7 @@ NO_MEMORY = re.compile(
 MAX_MESSAGE = 2000
 """Largest number of characters of a message that are printed."""
 
-UNKNOWN_KEY = re.compile(r"Could not override '([^']+)'")
+UNKNOWN_KEY = "Could not override"
 """Beginning of Hydra's message for a key that a config does not have."""
 
 
@@ -84,11 +83,9 @@ def _message(error: BaseException) -> str | None:
         return f"{error.full_key} is not set"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _unknown_option(Path(error.missing_cfg_file), error.options)
-    found = UNKNOWN_KEY.match(str(error))
-    if found and (reason := why_removed(found[1])):
-        return reason
     if isinstance(error, HydraException | OmegaConfBaseException):
-        details = "" if found or cause is None or str(cause) in str(error) else f"\n{cause}"
+        is_repeated = str(error).startswith(UNKNOWN_KEY) or str(cause) in str(error)
+        details = "" if is_repeated or cause is None else f"\n{cause}"
         return f"{error}{details}{_known_keys(cause)}"
     return None
 
@@ -111,8 +108,6 @@ def _lack_of_memory(error: BaseException) -> str | None:
 
 def _unknown_option(named: Path, options: Sequence[str] | None) -> str:
     """Return the message for an unknown option of a group, such as sharder/dimm."""
-    if reason := why_removed(f"{named.parent}={named.stem}"):
-        return reason
     known = ", ".join(options or options_of(str(named.parent)))
     group = "config" if named.parent == Path() else named.parent
     return f"there is no {group} {named.name!r}; known: {known}; your own need --config-dir"

@@ -13,7 +13,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from dlrm_sharded.calibration.hardware_costs import budget_in_s
 from dlrm_sharded.commands.asked_task import HERE
 from dlrm_sharded.commands.hydra_app import command_line, instantiate
-from dlrm_sharded.commands.removed import why_removed
 from dlrm_sharded.commands.yamls import option_node, options_of
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.explain.profile_value import value_profiles
@@ -92,13 +91,11 @@ def make_planner(
     """
     names = options_of("sharder")
     if name not in names:
-        known = f"there is no sharder {name!r}; known: {', '.join(names)}"
-        raise ConfigError(why_removed(f"{KEY}={name}") or known)
+        raise ConfigError(f"there is no sharder {name!r}; known: {', '.join(names)}")
     node = option_node("sharder", name)
     if unknown := sorted(options.keys() - {str(key) for key in node}):
         known = ", ".join(sorted(str(key) for key in node if not str(key).startswith("_")))
-        key, message = f"{KEY}.{unknown[0]}", f"sharder {name} has no option {unknown[0]!r}"
-        raise ConfigError(why_removed(key) or f"{message}; known: {known}")
+        raise ConfigError(f"sharder {name} has no option {unknown[0]!r}; known: {known}")
     root = OmegaConf.create({"seed": seed, KEY: OmegaConf.merge(node, options)})
     factory = dataclasses.replace(planner_factory(root, diagnose=diagnose), cost_model=cost_model)
     return factory.planner(run or RunContext())

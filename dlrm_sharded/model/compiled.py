@@ -37,8 +37,6 @@ def check_compile_mode(mode: str | None, *, in_graph: bool) -> None:
     Args:
         in_graph: whether the layers are replayed as part of a larger CUDA graph.
     """
-    if mode == "auto":
-        raise ConfigError("model.compile_mode=auto was removed in 0.3; null, the default, chooses")
     if mode is not None and mode not in COMPILE_MODES:
         raise ConfigError(
             f"model.compile_mode is {mode!r}; known: null, {', '.join(COMPILE_MODES)}"
