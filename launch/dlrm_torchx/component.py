@@ -1,7 +1,6 @@
-"""The TorchX components: `torchx run -s SCHEDULER launch/component.py:train -j 2x8 sharder=dim`.
+"""The TorchX component: `torchx run -s SCHEDULER launch/component.py:train -j 2x8 sharder=dim`.
 
-`launch/component.py` is a link to this file. An installed package has them as `dlrm.train` and
-`dlrm.calibrate`.
+`launch/component.py` is a link to this file. An installed package has it as `dlrm.train`.
 """
 
 import logging
@@ -16,9 +15,12 @@ from dlrm_torchx.app import JobShape, in_mounted_runs, storage_mounts, torchrun_
 
 log = logging.getLogger(__name__)
 
+TRAINING = "dlrm_sharded.train"
+
 
 def train(
     *overrides: str,
+    m: str = TRAINING,
     j: str = "1x2",
     cpu: int = -1,
     gpu: int = -1,
@@ -37,6 +39,7 @@ def train(
 
     Args:
         overrides: Hydra overrides of conf/train.yaml, such as sharder=dim batch_size=65536
+        m: module of the ranks; dlrm_sharded.commands.calibrate measures links between hosts, too
         j: NODESxRANKS: nodes, and ranks on each of them
         cpu: cores of a node; -1 for eight per rank with a GPU, two per rank on the CPU
         gpu: GPUs of a node; -1 for one per rank, if there are any; 0 for ranks on the CPU
@@ -52,16 +55,18 @@ def train(
         runs: volume claim, or folder of the hosts, for the folder of the run
     """
     with ended_by_user_errors():
-        words = in_mounted_runs(overrides) if runs else list(overrides)
-        compose_training(words)
-        if image and not runs and not mounts and not any(FOLDER_KEY in word for word in words):
-            log.warning(
-                "results and checkpoints are lost when the container ends; give --runs, or "
-                "%s=s3://BUCKET/RUN",
-                FOLDER_KEY,
-            )
+        words = list(overrides)
+        if m == TRAINING:
+            words = in_mounted_runs(words) if runs else words
+            compose_training(words)
+            if image and not runs and not mounts and not any(FOLDER_KEY in word for word in words):
+                log.warning(
+                    "results and checkpoints are lost when the container ends; give --runs, or "
+                    "%s=s3://BUCKET/RUN",
+                    FOLDER_KEY,
+                )
         return torchrun_app(
-            "dlrm_sharded.train",
+            m,
             words,
             JobShape(j, cpu, gpu, memMB, max_restarts, max_retries),
             name=name,
@@ -69,43 +74,4 @@ def train(
             env=env,
             rdzv_port=rdzv_port,
             mounts=[*parse_mounts(mounts or []), *storage_mounts(data, runs)],
-        )
-
-
-def calibrate(
-    *overrides: str,
-    j: str = "1x2",
-    cpu: int = -1,
-    gpu: int = -1,
-    memMB: int = 0,  # noqa: N803, as TorchX's own components call it
-    env: Optional[Dict[str, str]] = None,  # noqa: UP006, UP045
-    name: str = "dlrm-calibrate",
-    image: str = "",
-    rdzv_port: int = 0,
-    mounts: Optional[List[str]] = None,  # noqa: UP006, UP045
-) -> AppDef:
-    """Fit the cost model to this cluster, with exchanges between its hosts.
-
-    Args:
-        overrides: Hydra overrides of conf/calibrate.yaml, such as minutes=10
-        j: NODESxRANKS: nodes, and ranks on each of them
-        cpu: cores of a node; -1 for eight per rank with a GPU, two per rank on the CPU
-        gpu: GPUs of a node; -1 for one per rank, if there are any; 0 for ranks on the CPU
-        memMB: memory of a node in MiB; 0 leaves it to the scheduler, but containers need a number
-        env: environment of the ranks, such as NCCL_DEBUG=INFO,A=b
-        name: name of the job
-        image: container to run in; empty for this environment, on this machine or a shared disk
-        rdzv_port: port at which the ranks of several nodes meet; 0 for a random one
-        mounts: mounts of the container, such as type=bind,src=/data,dst=/data
-    """
-    with ended_by_user_errors():
-        return torchrun_app(
-            "dlrm_sharded.commands.calibrate",
-            overrides,
-            JobShape(j, cpu, gpu, memMB),
-            name=name,
-            image=image,
-            env=env,
-            rdzv_port=rdzv_port,
-            mounts=parse_mounts(mounts or []),
         )
