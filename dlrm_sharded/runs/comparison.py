@@ -18,7 +18,7 @@ import polars as pl
 from dlrm_sharded.plans.plan_report import with_costs
 from dlrm_sharded.runs.ranking import NO_RANKING, NO_RATIOS, Ranking, Ratios, measured, rank
 from dlrm_sharded.runs.result import METRICS, RunResult, setting_text
-from dlrm_sharded.runs.rounds import mean_figures, read_rounds
+from dlrm_sharded.runs.rounds import Round, mean_figures, undisturbed_rounds
 from dlrm_sharded.runs.run_folder import SUCCEEDED, Run
 
 BASELINE = "random"
@@ -27,9 +27,10 @@ PREDICTION_ERROR = "prediction_error"
 
 FIGURES = (*METRICS, PREDICTION_ERROR)
 HARDWARE = {"ranks": "world_size", "ranks per host": "ranks_per_host", "device": "device"}
-"""Columns by their titles in texts."""
+SOURCES = {**HARDWARE, "measured in": "measured_in"}
+"""Columns by their titles in texts. Runs without rounds are measured in their training alone."""
 
-PLATFORM = (*HARDWARE.values(), "versions")
+PLATFORM = (*SOURCES.values(), "versions")
 CONDITIONS = ("setting", *PLATFORM)
 """Columns in which runs must agree to be ranked against each other."""
 
@@ -98,12 +99,15 @@ def summarize(runs: Sequence[Run], problems: Sequence[str] = ()) -> Comparison:
     if no cost is known.
     """
     runs = sorted(runs, key=lambda run: _by_number(run.setting))
-    table = run_table(runs, {})
-    rankings = _rankings(table, runs)
-    in_rounds: dict[Path, dict[str, float]] = {}
+    rounds: dict[Path, dict[int, Round]] = {}
+    means: dict[Path, dict[str, float]] = {}
     for sweep in {run.sweep for run in runs}:
-        in_rounds |= mean_figures([run.folder for run in runs if run.sweep == sweep and run.result])
-    found = summary_table(run_table(runs, in_rounds)).to_dicts()
+        folders = (run.folder for run in runs if run.sweep == sweep and run.result)
+        rounds |= (of_sweep := undisturbed_rounds(folders))
+        means |= mean_figures(of_sweep)
+    table = run_table(runs, {folder: {} for folder in rounds})
+    rankings = _rankings(table, runs, rounds)
+    found = summary_table(run_table(runs, means)).to_dicts()
     of_group = [rankings.get(tuple(map(fields.get, CONDITIONS)), NO_RANKING) for fields in found]
     rows = [
         Row(
@@ -129,10 +133,14 @@ def run_table(runs: Sequence[Run], in_rounds: Mapping[Path, dict[str, float]]) -
     These get the hardware, software and costs that the other runs share.
 
     Args:
-        in_rounds: by folder, figures that replace those of the training.
+        in_rounds: by the folders of runs with rounds, figures that replace those of the training.
     """
     types = dict.fromkeys(METRICS, pl.Float64)
-    rows = [_fields(run) | in_rounds.get(run.folder, {}) for run in runs]
+    rows = [
+        {**_fields(run), "measured_in": "rounds" if run.folder in in_rounds else "training"}
+        | in_rounds.get(run.folder, {})
+        for run in runs
+    ]
     table = pl.DataFrame(rows, infer_schema_length=None, schema_overrides=types).with_columns(
         _filled("costs", "sharder", "options"), *(_filled(name, "sweep") for name in PLATFORM)
     )
@@ -183,14 +191,16 @@ def _filled(name: str, *group: str) -> pl.Expr:
     return pl.when(succeeded).then(name).otherwise(shared.over(group)).alias(name)
 
 
-def _rankings(table: pl.DataFrame, runs: Sequence[Run]) -> dict[tuple[Any, ...], Ranking]:
+def _rankings(
+    table: pl.DataFrame, runs: Sequence[Run], rounds: Mapping[Path, Mapping[int, Round]]
+) -> dict[tuple[Any, ...], Ranking]:
     """Return the rankings of runs that share CONDITIONS, by their rounds or else their training."""
     measurements: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     groups = table.select("label", *CONDITIONS).rows()
     for run, (label, *conditions) in zip(runs, groups, strict=True):
         if run.result is not None:
             training = {-1: run.result}  # counts as a round
-            rows = measured(label, run.seed, run.folder, read_rounds(run.folder) or training)
+            rows = measured(label, run.seed, run.folder, rounds.get(run.folder, training))
             measurements.setdefault(tuple(conditions), []).extend(rows)
     rankings = {key: rank(rows, baseline=BASELINE) for key, rows in measurements.items()}
     return {key: ranking for key, ranking in rankings.items() if ranking.ratios}
@@ -212,9 +222,7 @@ def _conditions(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str]]:
     """Yield, for each row, its values of the conditions in which any two rows differ."""
     texts = {
         "setting": without_common([row["setting"] for row in rows])[1],
-        **{
-            title: [str(row[name] or "unknown") for row in rows] for title, name in HARDWARE.items()
-        },
+        **{title: [str(row[name] or "unknown") for row in rows] for title, name in SOURCES.items()},
         "versions": without_common([row["versions"] or "unknown" for row in rows])[1],
     }
     differing = {title: of_title for title, of_title in texts.items() if len({*of_title}) > 1}

@@ -9,7 +9,7 @@ import polars as pl
 
 from dlrm_sharded.files.text_table import Column, TextTable, listed, quantity, span
 from dlrm_sharded.plans.plan_cost import STAGES
-from dlrm_sharded.runs.comparison import HARDWARE, PREDICTION_ERROR, Comparison, Row, without_common
+from dlrm_sharded.runs.comparison import PREDICTION_ERROR, SOURCES, Comparison, Row, without_common
 from dlrm_sharded.runs.rounds import disturbance_text, read_rounds
 from dlrm_sharded.runs.run_folder import SUCCEEDED
 
@@ -111,7 +111,7 @@ def _about(comparison: Comparison) -> Iterator[str]:
     num_seeds = table["seed"].drop_nulls().n_unique()
     yield f"{quantity(table.height, 'run')}, {ran.height} succeeded; {quantity(num_seeds, 'seed')}"
     counted = {
-        **{title: table[name] for title, name in {**HARDWARE, "versions": "versions"}.items()},
+        **{title: table[name] for title, name in {**SOURCES, "versions": "versions"}.items()},
         "commit": ran["commit"].cast(pl.String).str.head(12),
         "batch size": ran["batch_size"],
     }

@@ -91,15 +91,24 @@ def disturbed_rounds(runs: Sequence[Mapping[int, Round]]) -> set[int]:
     }
 
 
-def mean_figures(folders: Iterable[Path]) -> dict[Path, dict[str, float]]:
-    """Return the means of a sweep's runs over common undisturbed rounds, or else over their own.
+def undisturbed_rounds(folders: Iterable[Path]) -> dict[Path, dict[int, Round]]:
+    """Return the rounds of a sweep's runs that were not disturbed, or all rounds if all were.
 
-    A run without rounds has no means.
+    Runs without rounds are left out.
     """
     runs = {folder: found for folder in folders if (found := read_rounds(folder))}
-    disturbed, means = disturbed_rounds([*runs.values()]), {}
+    disturbed = disturbed_rounds([*runs.values()])
+    return {
+        folder: {number: one for number, one in rounds.items() if number not in disturbed} or rounds
+        for folder, rounds in runs.items()
+    }
+
+
+def mean_figures(runs: Mapping[Path, Mapping[int, Round]]) -> dict[Path, dict[str, float]]:
+    """Return the means of a sweep's runs over the rounds that all have, or else over their own."""
+    means = {}
     for folder, rounds in runs.items():
-        common = set.intersection(*map(set, runs.values())) - disturbed
+        common = set.intersection(*map(set, runs.values()))
         kept = [rounds[number] for number in common or rounds]
         means[folder] = {name: fmean(getattr(one, name) for one in kept) for name in FIGURES}
     return means

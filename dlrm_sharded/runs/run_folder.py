@@ -97,7 +97,7 @@ def find_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
     if not found:
         raise DataError(
             f"no runs in {', '.join(map(str, searched))}: looked for result.json, "
-            ".hydra/overrides.yaml and sweep.json there; give a run, a sweep, or a folder of them"
+            "plan.json and sweep.json there; give a run, a sweep, or a folder of them"
         )
     root = Path(os.path.commonpath(searched))
     runs = [
@@ -114,7 +114,9 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _is_run(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (FILE_NAME, OVERRIDES))
+    """Return whether a run wrote its plan or its result here; other starts were refused."""
+    has_plan = (folder / OVERRIDES).is_file() and (folder / "plan.json").is_file()
+    return has_plan or (folder / FILE_NAME).is_file()
 
 
 def _jobs(sweep: Path) -> tuple[Job, ...]:

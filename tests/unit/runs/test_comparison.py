@@ -294,6 +294,16 @@ def test_each_setting_has_its_ranking(tmp_path):
     assert {row.spread("samples_per_s")[0] for row in comparison.rows} == {1.0, 1.2}, (
         "without that round"
     )
+    pairs = [row["time_over_fastest_pairs"] for row in comparison.summary.to_dicts()]
+    assert sorted(filter(None, pairs)) == [7, 8], "of that setting, ratios are, too"
+
+
+def test_runs_with_and_without_rounds_are_not_averaged(tmp_path):
+    comparison = summarize([in_rounds(tmp_path, "dim", [100.0] * 6), ran(samples_per_s=50.0)])
+    spreads = {
+        row.conditions["measured in"]: row.spread("samples_per_s") for row in comparison.rows
+    }
+    assert spreads == {"rounds": (100.0, 0.0, 1), "training": (50.0, 0.0, 1)}
 
 
 def test_runs_apart_are_paired_by_seed_and_say_what_was_unequal():

@@ -69,6 +69,15 @@ def test_a_value_has_the_spelling_of_sweepers(tmp_path, typed, spelled):
     assert one.setting == other.setting == f"data.x={spelled}"
 
 
+def test_a_start_that_was_refused_is_no_run(tmp_path):
+    """Nothing is planned there; Hydra has written its files."""
+    for name in ("refused", "killed"):
+        write_run(tmp_path / name, ["sharder=dim"])
+    (tmp_path / "killed" / "plan.json").write_text("{}")
+    run = only(tmp_path)
+    assert (run.name, run.state) == ("killed", "unfinished")
+
+
 @pytest.mark.parametrize("text", ['{"sharder": "dim", "embed', "", "[1]", "{}"])
 def test_a_broken_result_is_a_run_that_did_not_succeed(tmp_path, text):
     write_run(tmp_path / "dim", ["sharder=dim", "seed=1"], text)
