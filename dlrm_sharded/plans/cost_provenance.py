@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+EXTRAPOLATED = "extrapolated"
+"""Beginning of a reason that names a quantity outside the fitted range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +20,8 @@ class CostProvenance:
             prior that was fitted to plans measured on it, else "prior".
         hardware: name of the hardware to which the costs belong.
         reasons: sentences, without full stops, that say why costs are a prior; empty for
-            calibrated ones. For measured ones, what there is to know of them.
+            calibrated ones. For measured ones, what there is to know of them. The provenance of a
+            prediction also says where the model extrapolates.
         num_runs: number of measured runs on this hardware that correct the costs.
         error: expected error of a predicted critical path, relative to the measured one; None if
             it is not known.
@@ -49,6 +54,16 @@ class CostProvenance:
         """One line with the hardware and the reasons."""
         why = f": {'; '.join(self.reasons)}" if self.reasons else ""
         return f"{self.short_text} (costs of {self.hardware}){why}"
+
+    @property
+    def is_extrapolated(self) -> bool:
+        """Whether it is the provenance of a prediction outside the fitted range."""
+        return any(reason.startswith(EXTRAPOLATED) for reason in self.reasons)
+
+    def extrapolated(self, beyond: Sequence[str]) -> CostProvenance:
+        """Return the provenance of a prediction with these quantities outside the fitted range."""
+        where = (f"{EXTRAPOLATED}: {quantity}" for quantity in beyond)
+        return dataclasses.replace(self, reasons=(*self.reasons, *where))
 
     def to_json(self) -> dict[str, Any]:
         """Return the form in plan.json."""

@@ -35,7 +35,7 @@ CONDITIONS = ("setting", *PLATFORM)
 """Columns in which runs must agree to be ranked against each other."""
 
 OF_RUN = ("sharder", "options", "setting", "seed", "state", "reason", "log", "seconds")
-OF_RESULT = (*HARDWARE.values(), "batch_size", "commit", "prices_digest")
+OF_RESULT = (*HARDWARE.values(), "batch_size", "commit", "prices", "prices_digest")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 import polars as pl
 
 from dlrm_sharded.files.text_table import Column, TextTable, listed, quantity, span
+from dlrm_sharded.plans.cost_provenance import EXTRAPOLATED
 from dlrm_sharded.plans.plan_cost import STAGES
 from dlrm_sharded.runs.comparison import PREDICTION_ERROR, SOURCES, Comparison, Row, without_common
 from dlrm_sharded.runs.rounds import disturbance_text, read_rounds
@@ -124,6 +125,9 @@ def _about(comparison: Comparison) -> Iterator[str]:
             f"not measured side by side: on {_counted(ran['hosts'])}; others had the cores for "
             f"{span(waits, '.0%')} of a training"
         )
+    beyond = ran.filter(pl.col("prices").cast(pl.String).str.contains(EXTRAPOLATED))
+    if beyond.height:
+        yield f"predictions of {quantity(beyond.height, 'run')} are extrapolated, see train.log"
     if not _has_one_cost_model(comparison):
         yield "cost models: not the same in all, so predictions and bounds are left out"
     if common := without_common(table["setting"].to_list())[0]:

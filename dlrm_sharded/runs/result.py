@@ -21,6 +21,7 @@ from dlrm_sharded.files.json_files import read_json_object, write_json
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.limited import Int, Text
 from dlrm_sharded.files.provenance import commit, versions
+from dlrm_sharded.plans.cost_provenance import EXTRAPOLATED, CostProvenance
 from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.plan_cost import STAGES, PlanCost, StageCost
 from dlrm_sharded.plans.plan_report import PlanReport
@@ -194,7 +195,7 @@ def run_result(
         measured_iterations=measured.iterations,
         predicted_ms=None if predicted is None else predicted.cost_ms,
         **({} if predicted is None else _times_of(predicted, "predicted_")),
-        prices=None if provenance is None else provenance.short_text,
+        prices=None if provenance is None else _prices_text(provenance),
         expected_error=None if provenance is None else provenance.error,
         prices_digest=None if report.made_from is None else report.made_from.prices_digest,
         **{key: getattr(training, key) for key in OF_TRAINING},
@@ -208,6 +209,10 @@ def run_result(
         commit=commit(),
         **of_run,
     )
+
+
+def _prices_text(provenance: CostProvenance) -> str:
+    return provenance.short_text + f", {EXTRAPOLATED}" * provenance.is_extrapolated
 
 
 def _times_of(cost: PlanCost, prefix: str = "") -> dict[str, Any]:

@@ -26,6 +26,7 @@ from dlrm_sharded.cost.bound import lower_bound_ms
 from dlrm_sharded.cost.cost_model_file import costs_digest
 from dlrm_sharded.cost.expected_maximum import with_expected_excess
 from dlrm_sharded.cost.learned import LearnedCostModel
+from dlrm_sharded.cost.workload import workload_of_plan
 from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.files.provenance import commit, versions
 from dlrm_sharded.hardware.context import RunContext
@@ -144,6 +145,9 @@ class Planner:
             cost = predict_plan(model, plan, task)
             cost = with_expected_excess(cost, provenance.rank_error if provenance else None)
         if costed is not None:
+            if provenance is not None and isinstance(model, LearnedCostModel):
+                workload = workload_of_plan(plan, costed.task)
+                provenance = provenance.extrapolated(model.beyond_range(workload))
             # A bound on times that do not hold here would read as a bound on the real times.
             bound_ms = None if caveat else lower_bound_ms(costed)
             diagnosis = self.diagnose(plan, costed) if self.diagnose else None

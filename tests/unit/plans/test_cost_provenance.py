@@ -17,6 +17,10 @@ def test_a_prior_says_why_it_is_one_and_what_corrected_it() -> None:
     fields = {"kind": "prior", "hardware": "cpu: x", "reasons": list(reasons)}
     unknown = {"error": None, "rank_error": None, "under_load": False}
     assert provenance.to_json() == fields | {"num_runs": 1} | unknown
+    beyond = provenance.extrapolated(["ids 1 to 9, fitted on 1 to 2"])
+    assert beyond.is_extrapolated
+    assert beyond.text.endswith("; extrapolated: ids 1 to 9, fitted on 1 to 2")
+    assert not provenance.extrapolated([]).is_extrapolated
 
 
 def test_costs_that_are_far_off_are_so_by_a_factor() -> None:

@@ -177,6 +177,14 @@ def test_what_differs_is_never_averaged(other, conditions):
     assert f"- the same in all: {common}" in text.splitlines()
 
 
+def test_a_summary_says_how_many_predictions_are_extrapolated():
+    runs = [ran(prices="prior, extrapolated", seed=0), ran(prices="prior", seed=1)]
+    assert "- predictions of 1 run are extrapolated, see train.log" in comparison_markdown(
+        summarize(runs)
+    )
+    assert "extrapolated" not in comparison_markdown(summarize(runs[1:]))
+
+
 def test_prediction_errors():
     """Of each run, then averaged: a cost of twice the time weighs no more."""
     comparison = summarize(

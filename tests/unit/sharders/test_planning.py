@@ -56,6 +56,15 @@ class Flat:
         return PlanCost((ONE_MS,) * plan.world_size)
 
 
+def test_a_report_says_that_costs_are_extrapolated() -> None:
+    """Batches of 64 samples are smaller than any that was measured."""
+    planner = Planner(GreedySharder("dim"), learned_cost_model(RunContext()))
+    for task, is_beyond in ((TASK, True), (dataclasses.replace(TASK, batch_size=8192), False)):
+        _, report = planner.plan(task)
+        assert report.provenance is not None
+        assert report.provenance.is_extrapolated == is_beyond
+
+
 def test_names() -> None:
     assert sharder_name(GreedySharder("size_lookup")) == "size_lookup"
     assert sharder_name(RandomSharder()) == "random"
