@@ -18,7 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from dlrm_sharded.commands.asked_task import HERE, LINKS, asked_task, unused_of_costs
-from dlrm_sharded.commands.hydra_app import all_but, run_command
+from dlrm_sharded.commands.hydra_app import all_but, command_line, run_command
 from dlrm_sharded.commands.sharders import planner_factory, run_context, start_budget
 from dlrm_sharded.cost import gpu_prior
 from dlrm_sharded.cost.base import is_additive
@@ -57,7 +57,10 @@ def plan(cfg: DictConfig) -> None:
     task, dataset = asked_task(cfg)
     planner = _planner(cfg, task)
     if cfg.explain and not is_additive(planner.cost_model):
-        raise ConfigError("explain=true needs an additive cost model: cost_model=learned")
+        raise ConfigError(
+            "explain=true needs a cost model with a method `cost_task`: set cost_model=learned, or "
+            "write that method"
+        )
     plan, report = planner.plan(task)
     write_json(out, plan_json(plan, report))
     if not is_written_through(out):
@@ -138,18 +141,27 @@ def _files(cfg: DictConfig) -> tuple[str, str | None]:
 def make_again(cfg: DictConfig, path: Path) -> dict[str, Any]:
     """Set a config's sharder and cost model to those of an earlier plan, and return its JSON.
 
+    A cost model on the command line takes precedence.
+
     Options that only an earlier release had are left out; `_what_differs` tells what that changes.
 
     Raises:
-        ConfigError: the file has no plan, or the plan does not say from what it was made.
+        ConfigError: the file has no plan, the plan does not say from what it was made, or its cost
+            model is neither in a file beside it nor on the command line.
     """
     fields = read_json_object(path, noun="plan")
     made_from = fields.get("made_from")
     if not isinstance(made_from, dict) or not isinstance(made_from.get("sharder"), dict):
         raise ConfigError(f"{path} lacks made_from: an earlier version wrote it; make a new plan")
+    named = any(override.key_or_group.split(".")[0] == "cost_model" for override in command_line())
+    if made_from.get("prices_digest") is None and not named:
+        raise ConfigError(
+            f"{path} does not have its cost model, which is one of your own, neuroshard or none; "
+            "name it with cost_model=, your own also with --config-dir"
+        )
     with open_dict(cfg):
         cfg.sharder = with_present_target(made_from["sharder"])
-        if (file := cost_model_beside(path)).exists():
+        if (file := cost_model_beside(path)).exists() and not named:
             cfg.cost_model.artifact = str(file)
     return fields
 
@@ -160,8 +172,6 @@ def _what_differs(plan: ShardingPlan, report: PlanReport, before: dict[str, Any]
     if all(now[key] == before.get(key) for key in ("shards", "predicted", "lower_bound_ms")):
         return f"the plan, its predicted cost and its bound equal those of {path}"
     why = changed_settings(before["made_from"], now["made_from"])
-    if "prices_digest: None" in why:
-        why += "; if the plan has its own cost model, give it with --config-dir and cost_model="
     same = "equals" if now["shards"] == before.get("shards") else "differs from"
     why = why or "the search stopped at another time, or the task differs"
     return f"the plan {same} that of {path}: {why}"

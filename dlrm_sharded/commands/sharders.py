@@ -42,10 +42,10 @@ def planner_factory(cfg: DictConfig, *, diagnose: Diagnose | None = None) -> Pla
     Raises:
         ConfigError: a value cannot be used.
     """
-    node = drop_keys_of_replaced_class(cfg.sharder)
+    node = drop_keys_of_replaced_class(cfg, KEY)
     return PlannerFactory(
         sharder=instantiate(node),
-        cost_model=instantiate(cfg.get("cost_model")),
+        cost_model=instantiate(drop_keys_of_replaced_class(cfg, "cost_model")),
         diagnose=diagnose,
         value_profiles=value_profiles,
         exchange_precision=asked_precision(cfg),
@@ -123,19 +123,20 @@ def plain(value: Any) -> Any:
     return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 
-def drop_keys_of_replaced_class(sharder: DictConfig) -> DictConfig:
-    """Return the sharder's node without the keys of a class that the command line replaced.
+def drop_keys_of_replaced_class(cfg: DictConfig, group: str) -> Any:
+    """Return a group's node without the keys of a class that the command line replaced.
 
     `sharder._target_=my.module.MySharder` names another class, to which only the arguments on the
     command line belong, and not those in the chosen yaml.
     """
+    node = cfg.get(group)
     paths = [override.key_or_group.split(".") for override in command_line()]
-    if [KEY, "_target_"] not in paths:
-        return sharder
-    kept = {path[1] for path in paths if path[0] == KEY and path[1:]}
-    node = sharder.copy()  # keeps its parent, for values such as ${seed}
+    if [group, "_target_"] not in paths:
+        return node
+    kept = {path[1] for path in paths if path[0] == group and path[1:]}
+    node = node.copy()  # keeps its parent, for values such as ${seed}
     with open_dict(node):
-        for key in set(sharder) - kept:
+        for key in set(node) - kept:
             del node[key]
     return node
 

@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch.utils.tensorboard import SummaryWriter
 
 from dlrm_sharded.commands.hydra_app import all_but, instantiate, run_command
+from dlrm_sharded.commands.sharders import drop_keys_of_replaced_class
 from dlrm_sharded.cost import learned
 from dlrm_sharded.cost.base import CostModel
 from dlrm_sharded.files.errors import ConfigError, check_choice, check_count, check_path
@@ -43,6 +44,7 @@ from dlrm_sharded.rl.tasks import TaskPool
 from dlrm_sharded.rl.training import MeasurePlan, PolicyTraining, RoundResult
 from dlrm_sharded.sharders.base import Sharder
 from dlrm_sharded.sharders.heuristics import WEIGHTS, GreedySharder
+from dlrm_sharded.sharders.planning import made
 from dlrm_sharded.sharders.policy import PolicySharder
 
 log = logging.getLogger("dlrm_sharded.train_policy")
@@ -178,7 +180,8 @@ def _cost_model(cfg: DictConfig, context: RunContext) -> CostModel:
         raise ConfigError(
             "cost_model is none, and the training predicts costs; set cost_model=learned"
         )
-    model: CostModel = instantiate(cfg.cost_model)(context)
+    given = instantiate(drop_keys_of_replaced_class(cfg, "cost_model"))
+    model: CostModel = made("cost_model", given, context, method="predict")
     return model
 
 

@@ -203,10 +203,10 @@ class PlannerFactory:
         Raises:
             ConfigError: the sharder or the cost model cannot be made, or lacks its method.
         """
-        model = cost_model or _made("cost_model", self.cost_model, context, method="predict")
+        model = cost_model or made("cost_model", self.cost_model, context, method="predict")
         sharder_context = SharderContext(context, model)
         return Planner(
-            sharder=_made("sharder", self.sharder, sharder_context, method="shard"),
+            sharder=made("sharder", self.sharder, sharder_context, method="shard"),
             cost_model=model,
             diagnose=self.diagnose,
             value_profiles=self.value_profiles,
@@ -225,7 +225,7 @@ def planners_for(context: RunContext, factories: Iterable[PlannerFactory]) -> li
     return planners
 
 
-def _made(group: str, given: Any, context: RunContext | SharderContext, *, method: str) -> Any:
+def made(group: str, given: Any, context: RunContext | SharderContext, *, method: str) -> Any:
     """Return the object of a config group, which a partial call makes from the context."""
     if isinstance(given, functools.partial):
         try:

@@ -53,14 +53,18 @@ def test_a_plan_made_again_says_what_differs(task_json):
     plan(task_json.parent, "task=task.json", "sharder=random", "seed=3", "out=p.json")
     fields = written_plan(task_json)
     fields["made_from"]["sharder"]["seed"] = 4
-    fields["made_from"] |= {"commit": "abc", "prices_digest": None}
+    fields["made_from"]["commit"] = "abc"
     write_json(task_json.parent / "p.json", fields)
     again = plan(task_json.parent, "task=task.json", "again=p.json", "out=q.json")
-    assert "the plan differs from that of p.json: prices_digest: None, now" in again.output
-    assert "commit: 'abc', now" in again.output
-    assert "give it with --config-dir and cost_model=" in again.output
-    write_json(task_json.parent / "p.json", {**fields, "made_from": None})
+    assert "the plan differs from that of p.json: commit: 'abc', now" in again.output
+    fields["made_from"]["prices_digest"] = None
+    write_json(task_json.parent / "p.json", fields)
     words = ["task=task.json", "again=p.json", "out=q.json"]
+    again = plan(task_json.parent, *words, exit_code=2)
+    assert "p.json does not have its cost model" in again.stderr
+    again = plan(task_json.parent, *words, "cost_model=none")
+    assert "prices_digest" not in again.output
+    write_json(task_json.parent / "p.json", {**fields, "made_from": None})
     again = plan(task_json.parent, *words, exit_code=2)
     assert "p.json lacks made_from" in again.stderr
 

@@ -4,7 +4,9 @@ import dataclasses
 import inspect
 import re
 import tracemalloc
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from hydra.errors import ConfigCompositionException
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from dlrm_sharded.commands import train_policy
 from dlrm_sharded.commands.asked_task import asked_task, build_dataset
 from dlrm_sharded.commands.hydra_app import instantiate as build
 from dlrm_sharded.commands.sharders import drop_keys_of_replaced_class, planner_factory
@@ -253,12 +256,30 @@ def test_what_a_plan_of_data_needs(override, message):
     ids=["as_is", "key_only", "class_only", "class_and_key", "added", "nested", "not_a_sharders"],
 )
 def test_drops_keys_of_a_replaced_class(composed, overrides, kept):
-    assert set(drop_keys_of_replaced_class(composed("train", *overrides).sharder)) == kept
+    assert set(drop_keys_of_replaced_class(composed("train", *overrides), "sharder")) == kept
+
+
+@dataclass
+class OwnCosts:
+    """A user's cost model."""
+
+    ms: float
+
+    def predict(self, plan: ShardingPlan, task: ShardingTask) -> Any: ...
+
+
+def test_a_replaced_cost_model_gets_its_own_keys(composed):
+    words = [f"cost_model._target_={OwnCosts.__module__}.OwnCosts", "+cost_model.ms=3"]
+    planner = planner_factory(composed("plan", "sharder=dim", *words)).planner(RUN)
+    assert planner.cost_model == OwnCosts(3)
+    assert train_policy._cost_model(composed("train_policy", *words), RUN) == OwnCosts(3)
+    with pytest.raises(ConfigError, match=r"^cost_model: .* argument 'dram'"):
+        train_policy._cost_model(composed("train_policy", "+cost_model.dram=3"), RUN)
 
 
 def test_kept_keys_can_refer_to_the_run(composed):
     cfg = composed("train", "sharder=dim", "seed=7", RANDOM, "sharder.seed=${seed}")
-    node = drop_keys_of_replaced_class(cfg.sharder)
+    node = drop_keys_of_replaced_class(cfg, "sharder")
     assert node.seed == 7
     assert callable(instantiate(node).shard)
     assert "weight" in cfg.sharder, "the run's config is left as it was"
