@@ -282,7 +282,7 @@ class CutCosts:
 def least_of_layouts(values: Floats) -> tuple[Floats, Floats]:
     """Return the least sums [...] of values [..., L, T], and each value's excess over the least.
 
-    In a sum, each table has one layout, and every layout has at least one table (L11).
+    In a sum, each table has one layout, and every layout has at least one table (L8).
     """
     least = values.min(axis=-2)
     is_any = np.isfinite(least).all(axis=-1)
