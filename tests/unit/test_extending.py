@@ -17,7 +17,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
-from dlrm_sharded import Planner, RunContext, ShardingTask, Table, validate
+from dlrm_sharded import Planner, RunContext, ShardingPlan, ShardingTask, Table, validate
 from dlrm_sharded.calibration.hardware_costs import needs_measuring
 from dlrm_sharded.calibration.priors import learned_cost_model
 from dlrm_sharded.calibration.sample_store import Conditions, SampleStore
@@ -91,14 +91,20 @@ def test_sharder(project: Path, task: ShardingTask) -> None:
     page.test_round_robin(task)
 
 
-def test_sharder_without_a_yaml(project: Path) -> None:
+def planned(project: Path, word: str) -> ShardingPlan:
+    """The plan of the page's only command with a word."""
     write_json(project / "task.json", TASK.to_json())
-    (command,) = re.findall(r"^    dlrm-plan (.*RoundRobinSharder.*)$", PAGE.read_text(), re.M)
+    (command,) = re.findall(rf"^    dlrm-plan (.*{word}.*)$", PAGE.read_text(), re.M)
     script = [sys.executable, "-m", "dlrm_sharded.commands.plan"]
 
     subprocess.run([*script, *command.split()], cwd=project, check=True)
 
-    plan = read_plan(project / "plan.json")
+    return read_plan(project / "plan.json")
+
+
+def test_sharder_without_a_yaml(project: Path) -> None:
+    plan = planned(project, "RoundRobinSharder")
+
     largest = max(plan.shards, key=lambda shard: shard.bytes_on(TASK.topology))
     assert largest.rank == 1
 
@@ -152,6 +158,10 @@ def test_cost_model_with_a_yaml(project: Path) -> None:
 
     validate(plan, TASK)
     assert 0 <= report.gap < 0.25
+
+
+def test_cost_model_without_a_yaml(project: Path) -> None:
+    validate(planned(project, "my_cost_model"), TASK)
 
 
 def test_linear_cost_model_of_measurements(project: Path) -> None:
