@@ -53,34 +53,16 @@ class CachingDataset(Protocol):
         """Return the bytes of the batches that one rank keeps once it has read these numbers."""
 
 
-@runtime_checkable
-class FixedLengthDataset(Protocol):
-    """A dataset in which every sample may have the same number of ids of a feature."""
-
-    @property
-    def ids_per_sample(self) -> Mapping[str, int] | None:
-        """Number of ids in each sample, by feature; None if it varies for any feature."""
-
-
 def ids_per_sample(dataset: Dataset) -> Mapping[str, int] | None:
-    """Return the fixed number of ids in a sample by feature; None if there is none."""
-    return dataset.ids_per_sample if isinstance(dataset, FixedLengthDataset) else None
-
-
-@runtime_checkable
-class EncodedDataset(Protocol):
-    """A dataset whose samples are columns of files, which a `ColumnEncoder` has encoded."""
-
-    @property
-    def encoder_folder(self) -> Path:
-        """Folder of the encoder."""
+    """Return the number of ids in each sample by feature; None if it varies for any feature."""
+    found: Mapping[str, int] | None = getattr(dataset, "ids_per_sample", None)
+    return found
 
 
 def encoder_folder(dataset: Dataset) -> str | None:
     """Return the folder of a dataset's encoder; None if it has none, as in blocks of format 1."""
-    if isinstance(dataset, EncodedDataset) and dataset.encoder_folder.is_dir():
-        return str(dataset.encoder_folder.absolute())
-    return None
+    folder: Path | None = getattr(dataset, "encoder_folder", None)
+    return None if folder is None or not folder.is_dir() else str(folder.absolute())
 
 
 class BatchStream(Iterator[Batch]):

@@ -16,15 +16,15 @@ import numpy.typing as npt
 from dlrm_sharded.datasets.blocks import DTYPES, MANIFEST, Layout, PartManifest, check_sizes
 from dlrm_sharded.datasets.encoder import EncodedRows
 from dlrm_sharded.files.errors import DataError
-from dlrm_sharded.files.json_files import read_file, sync_folder, write_durably
+from dlrm_sharded.files.json_files import sync_folder, write_durably
 from dlrm_sharded.files.json_forms import read_form
 
 
 def complete_part(folder: Path, number: int) -> PartManifest | None:
     """Return the manifest of a part that was written completely and is not damaged, or None."""
-    name = _part_name(number)
+    name = f"part-{number:05}"
     try:
-        fields = json.loads(read_file(folder / name / MANIFEST))
+        fields = json.loads((folder / name / MANIFEST).read_bytes())
         part = read_form(fields, PartManifest, name=name)
         check_sizes(folder, part)
     except (DataError, OSError, RecursionError, ValueError):
@@ -43,7 +43,7 @@ class PartWriter:
     """
 
     def __init__(self, folder: Path, number: int, layout: Layout) -> None:
-        self._final = folder / _part_name(number)
+        self._final = folder / f"part-{number:05}"
         self._partial = self._final.with_name(f"{self._final.name}.partial")
         shutil.rmtree(self._partial, ignore_errors=True)  # of a killed process
         self._partial.mkdir(parents=True)
@@ -168,7 +168,3 @@ class _NpyFile:
     def _write_header(self, shape: tuple[int, ...]) -> None:
         header = {"descr": self._dtype.str, "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(self.file, header)
-
-
-def _part_name(number: int) -> str:
-    return f"part-{number:05}"

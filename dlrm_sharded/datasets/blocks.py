@@ -20,9 +20,8 @@ Folders of format 1 are read, too: they are one part without lists, beside the m
 from __future__ import annotations
 
 import functools
-import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,7 +30,7 @@ import numpy as np
 from msgspec import Meta
 
 from dlrm_sharded.files.errors import DataError
-from dlrm_sharded.files.json_files import read_file, replace_file
+from dlrm_sharded.files.json_files import replace_file
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.limited import Count, PositiveInt, Text
 
@@ -66,6 +65,14 @@ class Layout:
     num_single: int
     num_lists: int
     block_rows: int
+
+    @classmethod
+    def of(cls, features: Sequence[Feature], num_dense: int, block_rows: int) -> Layout:
+        num_lists = sum(feature.is_list for feature in features)
+        num_single = len(features) - num_lists
+        return cls(
+            num_dense=num_dense, num_single=num_single, num_lists=num_lists, block_rows=block_rows
+        )
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -135,20 +142,8 @@ class BlocksManifest:
     source: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        if not self.features or len({f.name for f in self.features}) < len(self.features):
-            raise ValueError("it has no features, or two of one name")
-        if any(a.is_list and not b.is_list for a, b in itertools.pairwise(self.features)):
-            raise ValueError("a feature of one id is after a list")
         if not self.num_train_rows <= self.num_rows > 0:
             raise ValueError(f"{self.num_train_rows} training rows of {self.num_rows}")
-        for part in self.parts:
-            if {*part.file_bytes} != {*self.layout.files}:
-                raise ValueError(f"{part.folder} has the files {sorted(part.file_bytes)}")
-            num_lists = len(part.list_lengths)
-            if num_lists != self.layout.num_lists or (part.num_values and not num_lists):
-                raise ValueError(
-                    f"{part.folder} has {num_lists} list features with {part.num_values:,} ids"
-                )
 
     def save(self, folder: Path) -> None:
         text = json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, indent=1)
@@ -164,7 +159,7 @@ class BlocksManifest:
         path = folder / MANIFEST
         damaged = f"{path} is damaged, so {CONVERT_AGAIN}"
         try:
-            fields = json.loads(read_file(path))
+            fields = json.loads(path.read_bytes())
             version = fields.pop("format_version")
             if version == 1:
                 fields = _from_format_1(**fields)
@@ -188,14 +183,7 @@ class BlocksManifest:
 
     @functools.cached_property
     def layout(self) -> Layout:
-        num_lists = sum(feature.is_list for feature in self.features)
-        num_single = len(self.features) - num_lists
-        return Layout(
-            num_dense=self.num_dense,
-            num_single=num_single,
-            num_lists=num_lists,
-            block_rows=self.block_rows,
-        )
+        return Layout.of(self.features, self.num_dense, self.block_rows)
 
     @property
     def ids_per_sample(self) -> dict[str, int] | None:

@@ -104,12 +104,10 @@ def keys_of(texts: pl.Series) -> Keys:
     array = texts.fill_null("").to_arrow(compat_level=pl.CompatLevel.oldest())
     _, offset_buffer, data = array.buffers()
     offsets = np.frombuffer(offset_buffer, np.int64)[array.offset : array.offset + len(array) + 1]
-    size = 0 if data is None else data.size
-    padded = np.zeros(size + _WORD, np.uint8)
-    if data is not None:
-        padded[:size] = np.frombuffer(data, np.uint8)
+    content = np.frombuffer(data or b"", np.uint8)
+    padded = np.append(content, np.zeros(_WORD, np.uint8))
     # the 8 bytes that begin at each byte, as one number
-    words = np.ndarray((size + 1,), "<u8", padded, strides=(1,))
+    words = np.ndarray((len(content) + 1,), "<u8", padded, strides=(1,))
     first, left = offsets[:-1], np.diff(offsets)
     keys = left.astype(np.uint64)
     keys ^= words[first] & _LOW_BYTES[np.minimum(left, _WORD)]

@@ -215,12 +215,8 @@ def write_blocks(
     """
     schema = encoder.schema
     columns = [name for name in schema.used_columns if with_label or name != schema.label]
-    layout = Layout(
-        num_dense=schema.num_dense,
-        num_single=len(encoder.single),
-        num_lists=len(encoder.lists),
-        block_rows=source.block_rows,
-    )
+    features = _features(encoder)
+    layout = Layout.of(features, schema.num_dense, source.block_rows)
 
     def write_part(number: int, path: Path, advance: Advance) -> PartManifest:
         if (part := complete_part(folder, number)) is not None:
@@ -254,7 +250,7 @@ def write_blocks(
     if not num_train_rows:
         raise DataError(f"{paths[0]} and the other files of data.files have no usable row")
     manifest = BlocksManifest(
-        features=_features(encoder),
+        features=features,
         num_dense=layout.num_dense,
         block_rows=layout.block_rows,
         num_train_rows=num_train_rows,

@@ -14,12 +14,7 @@ from numpy.typing import NDArray
 Bits = NDArray[np.uint64]
 Floats = NDArray[np.float64]
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
-_SHIFT_11, _SHIFT_27, _SHIFT_30, _SHIFT_31, _SHIFT_32 = (
-    np.uint64(shift) for shift in (11, 27, 30, 31, 32)
-)
+_GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def stream_key(*parts: int | str) -> int:
@@ -41,23 +36,23 @@ def random_bits(key: int, counter: Bits) -> Bits:
     """
     bits = counter * _GOLDEN
     bits += np.uint64(key)
-    bits ^= bits >> _SHIFT_30
+    bits ^= bits >> 30
     bits *= _MIX_1
-    bits ^= bits >> _SHIFT_27
+    bits ^= bits >> 27
     bits *= _MIX_2
-    bits ^= bits >> _SHIFT_31
+    bits ^= bits >> 31
     return bits
 
 
 def uniforms(key: int, counter: Bits) -> Floats:
     """Return [N], uniform in [0, 1)."""
-    return (random_bits(key, counter) >> _SHIFT_11).astype(np.float64) * 2.0**-53
+    return (random_bits(key, counter) >> 11).astype(np.float64) * 2.0**-53
 
 
 def uniform_pairs(key: int, counter: Bits) -> tuple[Floats, Floats]:
     """Return two independent [N], uniform in (0, 1), with 32 random bits each."""
     bits = random_bits(key, counter)
-    high, low = bits >> _SHIFT_32, bits.astype(np.uint32)
+    high, low = bits >> 32, bits.astype(np.uint32)
     return (high.astype(np.float64) + 0.5) * 2.0**-32, (low.astype(np.float64) + 0.5) * 2.0**-32
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gzip
+import itertools
 import logging
 import pickle
 import shutil
@@ -20,7 +21,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.datasets.base import Split, profiled_table, share_of_batch
 from dlrm_sharded.datasets.planted_labels import PlantedLabels
-from dlrm_sharded.files.errors import ConfigError, DataError, check_count
+from dlrm_sharded.files.errors import ConfigError, DataError, check_count, check_number
 from dlrm_sharded.plans.tables import Table
 
 log = logging.getLogger(__name__)
@@ -37,8 +38,7 @@ class DlrmDatasets:
     Args:
         path: unpack `.pt.gz` files if several ranks share a host, so that the ranks share the
             memory of the `.pt` file instead of unpacking a copy each.
-        embedding_dim: width of all tables, or one per table; the files have no widths.
-        num_embeddings: rows of each table; by default its largest id + 1.
+        embedding_dim: width of all tables; the files have no widths.
         table_ids: positions in the file of the tables to use; by default all. No table can be used
             twice.
         val_share: share of the batches, from the end, for validation.
@@ -49,8 +49,7 @@ class DlrmDatasets:
         path: str | Path,
         *,
         batch_size: int,
-        embedding_dim: int | Sequence[int] = 64,
-        num_embeddings: Sequence[int] | None = None,
+        embedding_dim: int = 64,
         table_ids: Sequence[int] | None = None,
         val_share: float = 0.1,
         num_dense: int = 13,
@@ -60,38 +59,35 @@ class DlrmDatasets:
         self.num_dense = num_dense
         self._indices, self._offsets, self._lengths = _load(Path(path))
         num_tables, num_samples = self._lengths.shape
-        self._table_ids = _checked_table_ids(table_ids, num_tables)
+        self._table_ids = list(range(num_tables) if table_ids is None else table_ids)
+        if not set(self._table_ids) <= set(range(num_tables)):
+            raise ConfigError(
+                f"table_ids is {self._table_ids}; it must have numbers from 0 to {num_tables - 1}"
+            )
         check_count("batch_size", batch_size, least=1)
         if batch_size > num_samples:
             raise ConfigError(
                 f"batch_size is {batch_size:,}, but {path} has only {num_samples:,} samples"
             )
-        if not 0 <= val_share < 1:
-            raise ConfigError(f"val_share is {val_share}; it must be at least 0 and below 1")
+        check_number("data.val_share", val_share, most=0.99)
         num_batches = num_samples // batch_size
         num_val = min(round(num_batches * val_share), num_batches - 1)
         self._num_batches = {"train": num_batches - num_val, "val": num_val}
-        dims = _per_table("embedding_dim", embedding_dim, len(self._table_ids))
         ids = [self._ids(table_id, 0, num_samples) for table_id in self._table_ids]
-        rows = [int(of_table.max()) + 1 if of_table.numel() else 1 for of_table in ids]
-        if num_embeddings is not None:
-            rows = _checked_rows(rows, _per_table("num_embeddings", num_embeddings, len(rows)))
         self._unprofiled = tuple(
-            Table(f"t{table_id:03d}", num_rows, dim, of_table.numel() / num_samples)
-            for table_id, num_rows, dim, of_table in zip(
-                self._table_ids, rows, dims, ids, strict=True
+            Table(
+                f"t{table_id:03d}",
+                int(of_table.max()) + 1 if of_table.numel() else 1,
+                embedding_dim,
+                of_table.numel() / num_samples,
             )
+            for table_id, of_table in zip(self._table_ids, ids, strict=True)
         )
         self._labels = PlantedLabels(self._unprofiled, num_dense=num_dense, seed=seed)
         log.info(
-            "%s: %d of %d tables, %s samples, %d training and %d validation batches; "
-            "dense features and labels are planted, the file has none",
+            "%s: %s samples; dense features and labels are planted, the file has none",
             path,
-            len(self._unprofiled),
-            num_tables,
             f"{num_samples:,}",
-            self._num_batches["train"],
-            num_val,
         )
 
     @functools.cached_property
@@ -113,7 +109,7 @@ class DlrmDatasets:
 
     def batch(self, split: Split, index: int, *, rank: int, world_size: int) -> Batch:
         first, num_samples = share_of_batch(self, split, index, rank=rank, world_size=world_size)
-        in_file = self._place_in_file(split, first)
+        in_file = first + (self.batch_size * self._num_batches["train"] if split == "val" else 0)
         ids = [self._ids(table_id, in_file, num_samples) for table_id in self._table_ids]
         length_per_key = [part.numel() for part in ids]
         lengths = self._lengths[self._table_ids, in_file : in_file + num_samples]
@@ -123,13 +119,9 @@ class DlrmDatasets:
             lengths=lengths.reshape(-1).int(),
             stride=num_samples,
             length_per_key=length_per_key,
-            offset_per_key=[0, *torch.tensor(length_per_key).cumsum(0).tolist()],
+            offset_per_key=[0, *itertools.accumulate(length_per_key)],
         )
         return self._labels.batch(split, first, sparse)
-
-    def _place_in_file(self, split: Split, first: int) -> int:
-        """Return the position in the file of a split's sample number `first`."""
-        return first + (self.batch_size * self._num_batches["train"] if split == "val" else 0)
 
     def _ids(self, table_id: int, first: int, num_samples: int) -> Tensor:
         """Return [N], the ids of a table in the samples first, first + 1, ... of the file."""
@@ -155,24 +147,21 @@ def _load(path: Path) -> tuple[Tensor, Tensor, Tensor]:
             f"{path} ({path.stat().st_size:,} B) cannot be read as a file of torch.save: it is "
             "truncated, a git-lfs pointer, or something else; download it again"
         ) from e
-    if (
-        not isinstance(loaded, list | tuple)
-        or len(loaded) != 3
-        or not all(isinstance(part, Tensor) for part in loaded)
-    ):
+    if not (isinstance(loaded, list | tuple) and [*map(type, loaded)] == [Tensor] * 3):
         raise DataError(f"{path} must hold the three tensors indices, offsets and lengths")
     indices, offsets, lengths = loaded
     shapes = f"indices {[*indices.shape]}, offsets {[*offsets.shape]}, lengths {[*lengths.shape]}"
-    if indices.is_floating_point() or (indices.numel() and int(indices.min()) < 0):
-        raise DataError(f"{path} has ids that are negative or not integers: {indices.dtype}")
-    if indices.dim() != 1 or lengths.dim() != 2 or offsets.shape != (lengths.numel() + 1,):
-        raise DataError(f"{path} has {shapes}; expected [N], [T * B + 1] and [T, B]")
     if (
-        int(offsets[0]) != 0
+        indices.dim() != 1
+        or lengths.dim() != 2
+        or offsets.shape != (lengths.numel() + 1,)
         or int(offsets[-1]) != indices.numel()
         or not torch.equal(offsets.diff(), lengths.reshape(-1).to(offsets.dtype))
     ):
-        raise DataError(f"{path} has {shapes}, whose offsets do not match lengths and indices")
+        raise DataError(
+            f"{path} has {shapes}; expected [N], [T * B + 1] and [T, B], with offsets that are "
+            "sums of the lengths up to N"
+        )
     return indices, offsets, lengths
 
 
@@ -183,29 +172,3 @@ def _load_gzip(path: Path) -> object:
             shutil.copyfileobj(packed, unpacked, length=2**24)
         unpacked.seek(0)
         return torch.load(unpacked, map_location="cpu", weights_only=True)
-
-
-def _checked_table_ids(table_ids: Sequence[int] | None, num_tables: int) -> list[int]:
-    if table_ids is None:
-        return list(range(num_tables))
-    wrong = [table_id for table_id in table_ids if not 0 <= table_id < num_tables]
-    if wrong or not table_ids or len(set(table_ids)) < len(table_ids):
-        raise ConfigError(
-            f"table_ids must be different numbers from 0 to {num_tables - 1}, at least one; "
-            f"got {list(table_ids)}"
-        )
-    return list(table_ids)
-
-
-def _per_table(key: str, value: int | Sequence[int], num_tables: int) -> list[int]:
-    values = [value] * num_tables if isinstance(value, int) else list(value)
-    if len(values) != num_tables:
-        raise ConfigError(f"{key} has {len(values)} values for {num_tables} tables")
-    return values
-
-
-def _checked_rows(needed: list[int], num_rows: list[int]) -> list[int]:
-    for i, (min_rows, rows) in enumerate(zip(needed, num_rows, strict=True)):
-        if rows < min_rows:
-            raise ConfigError(f"num_embeddings[{i}] is {rows:,}; the file has id {min_rows - 1:,}")
-    return num_rows

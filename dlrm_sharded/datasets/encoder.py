@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +20,11 @@ import numpy.typing as npt
 from dlrm_sharded.datasets.columns import ParsedRows
 from dlrm_sharded.datasets.schema import Schema, TableOptions
 from dlrm_sharded.datasets.vocabulary import RARE_ROW, Vocabulary
-from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.files.json_files import read_json_object, write_json
 from dlrm_sharded.files.json_forms import read_form
-from dlrm_sharded.files.limited import Count, Finite, NonNegative
+from dlrm_sharded.files.limited import Finite, NonNegative
 
 FILE_NAME = "encoder.json"
-VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,7 @@ class Figures:
 class _Form:
     """The form of encoder.json."""
 
-    version: Count
+    version: Literal[1]
     schema: Schema
     figures: Mapping[str, Figures]
 
@@ -119,7 +117,7 @@ class ColumnEncoder:
     def save(self, folder: Path) -> None:
         """Write encoder.json beside the vocabularies of a folder."""
         figures = {name: asdict(of) for name, of in self._figures.items()}
-        fields = {"version": VERSION, "schema": self.schema.to_json(), "figures": figures}
+        fields = {"version": 1, "schema": self.schema.to_json(), "figures": figures}
         write_json(folder / FILE_NAME, fields)
 
     @classmethod
@@ -131,8 +129,6 @@ class ColumnEncoder:
         """
         path = folder / FILE_NAME
         form = read_form(read_json_object(path, noun="encoder"), _Form, name=str(path))
-        if form.version != VERSION:
-            raise DataError(f"{path} has version {form.version}, this release reads {VERSION}")
         names = [name for name, of in form.schema.tables().items() if of.ids == "vocabulary"]
         vocabularies = {
             name: Vocabulary(vocabulary_path(folder, number)) for number, name in enumerate(names)

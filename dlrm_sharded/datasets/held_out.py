@@ -87,13 +87,12 @@ class HeldOutDataset(TableDataset):
         begin(self.blocks_dir, made_of)
         if is_converted(self.blocks_dir):
             return
-        all_rows = [None] * len(self.paths)
         try:
             write_blocks(
                 self._encoder,
                 self._source,
                 self.paths,
-                all_rows,
+                [None] * len(self.paths),
                 self.blocks_dir,
                 made_of,
                 with_label=self._with_label,

@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import io
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ from torchrec.datasets.utils import Batch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from dlrm_sharded.datasets.base import Split, reuse_histogram, share_of_batch
-from dlrm_sharded.datasets.block_reader import HEADER_FAULTS
 from dlrm_sharded.datasets.presets import cap_rows, mlperf_dcnv2
 from dlrm_sharded.files.errors import ConfigError, DataError, check_choice, check_count, check_path
 from dlrm_sharded.plans.tables import Table
@@ -84,10 +83,10 @@ class MultiHotCriteo:
         check_choice("data.val_half", val_half, ("first", "second"))
         self.batch_size = batch_size
         self._folder, self._num_days, self._val_half = Path(path), days, val_half
-        self._unprofiled, self._is_cut = mlperf_dcnv2(embedding_dim), max_rows is not None
         if max_rows is not None:
             check_count("data.max_rows", max_rows, least=1)
-            self._unprofiled = cap_rows(self._unprofiled, max_rows)
+        self._is_cut = max_rows is not None
+        self._unprofiled = cap_rows(mlperf_dcnv2(embedding_dim), max_rows)
 
     @functools.cached_property
     def tables(self) -> tuple[Table, ...]:
@@ -134,9 +133,7 @@ class MultiHotCriteo:
 
     @functools.cached_property
     def _days(self) -> list[Arrays]:
-        days: list[Arrays] = []
-        for number in range(self._num_days):
-            days.append(_map_day(self._folder / f"day_{number}", like=days[:1]))
+        days = [_map_day(self._folder / f"day_{number}") for number in range(self._num_days)]
         num_train = sum(len(day[0]) for day in days[:-1])
         if num_train < self.batch_size:
             raise ConfigError(
@@ -156,30 +153,20 @@ class MultiHotCriteo:
     def _read(self, rows: range) -> Iterator[Arrays]:
         """Yield the part of these rows that lies in each day, without copying it."""
         start, stop = rows.start, rows.stop
-        for number, day in enumerate(self._days):
+        for day in self._days:
             if start < len(day[0]) and stop > 0:
-                found = [array[max(start, 0) : stop] for array in day]
-                if ((found[1] != 0) & (found[1] != 1)).any():
-                    raise DataError(
-                        f"{self._folder}/day_{number}_labels.npy has labels that are neither 0 nor "
-                        f"1 in the rows {max(start, 0):,} to {min(stop, len(day[0])) - 1:,}; "
-                        f"{MAKE_AGAIN}"
-                    )
-                yield found
+                yield [array[max(start, 0) : stop] for array in day]
             start, stop = start - len(day[0]), stop - len(day[0])
 
 
-def _map_day(name: Path, like: Sequence[Arrays]) -> Arrays:
+def _map_day(name: Path) -> Arrays:
     """Return the arrays of a day whose files' names begin with `name`, mapped into memory.
-
-    Args:
-        like: another day, with the same number of ids per sample of each feature; else empty.
 
     Raises:
         DataError: a file is missing, damaged or of another form.
     """
     day: Arrays = []
-    widths = [INT_FEATURE_COUNT, 1, *(ids.shape[1] for other in like for ids in other[2:])]
+    widths = [INT_FEATURE_COUNT, 1]
     for kind, dtype in FILES.items():
         for array in _map_file(path := Path(f"{name}_{kind}")):
             columns = widths[len(day)] if len(day) < len(widths) else array.shape[1]
@@ -204,7 +191,7 @@ def _map_file(path: Path) -> Arrays:
         return [_array(_stored(content, member)) for member in members]
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing; set data.path, or {MAKE_AGAIN}") from error
-    except (OSError, LookupError, TypeError, ValueError, zipfile.BadZipFile, *HEADER_FAULTS) as e:
+    except (OSError, LookupError, TypeError, ValueError, zipfile.BadZipFile) as e:
         raise DataError(f"{path} cannot be read: {e}; {MAKE_AGAIN}") from e
 
 

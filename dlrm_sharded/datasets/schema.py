@@ -25,7 +25,6 @@ from typing import Any, Literal
 import yaml
 
 from dlrm_sharded.files.errors import ConfigError, DataError
-from dlrm_sharded.files.json_files import read_file
 from dlrm_sharded.files.json_forms import form_of, read_form
 from dlrm_sharded.files.limited import Finite, PositiveInt, Text
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE
@@ -242,7 +241,7 @@ def read_schema(raw: object, *, name: str = "data.schema") -> Schema:
     if isinstance(raw, str | Path):
         name, path = str(raw), Path(raw)
         try:
-            raw = yaml.safe_load(read_file(path))
+            raw = yaml.safe_load(path.read_bytes())
         except FileNotFoundError:
             raise DataError(
                 f"{path.absolute()} does not exist; `dlrm-data inspect FILES` writes a schema"

@@ -36,11 +36,10 @@ class TableDataset:
         files: paths, folders or globs of Parquet, CSV or TSV files, in the order of their rows.
         schema: path of a yaml file, or its content; see `schema.Schema`.
         batch_size: global; an incomplete last batch of a split is left out.
-        validation_files: files for validation; None for the last `val_share` of the rows.
         blocks_dir: folder of the converted data; None for one beside the schema's file, whose name
             depends on the files and the schema.
         embedding_dim: width of tables without a width in the schema; None for the schema's `dim`.
-        block_rows, max_malformed_share: see `table_source.TableSource`.
+        options: see `table_source.TableSource`.
     """
 
     def __init__(
@@ -49,12 +48,9 @@ class TableDataset:
         schema: str | Mapping[str, Any],
         *,
         batch_size: int,
-        validation_files: str | Sequence[str] = (),
-        val_share: float = 0.1,
         blocks_dir: str | Path | None = None,
         embedding_dim: int | None = None,
-        block_rows: int = 2048,
-        max_malformed_share: float = 0.001,
+        **options: Any,
     ) -> None:
         check_count("batch_size", batch_size, least=1)
         self.batch_size = batch_size
@@ -68,14 +64,7 @@ class TableDataset:
                 "data.blocks_dir to a folder for the converted data"
             )
         self._schema_file, self._blocks_dir = schema, blocks_dir
-        self._source = TableSource(
-            files,
-            self.schema,
-            validation_files=validation_files or (),
-            val_share=val_share,
-            block_rows=block_rows,
-            max_malformed_share=max_malformed_share,
-        )
+        self._source = TableSource(files, self.schema, **options)
 
     @functools.cached_property
     def blocks_dir(self) -> Path:
@@ -130,11 +119,6 @@ class TableDataset:
         convert(self._source, self.blocks_dir)
         blocks = BlockReader(self.blocks_dir)
         _check_source(blocks.manifest, self._source, self.blocks_dir)
-        if blocks.manifest.num_train_rows < self.batch_size:
-            raise ConfigError(
-                f"batch_size is {self.batch_size:,}, but {self.blocks_dir} has only "
-                f"{blocks.manifest.num_train_rows:,} samples for training; lower batch_size"
-            )
         num_val = blocks.manifest.num_rows - blocks.manifest.num_train_rows
         if 0 < num_val < self.batch_size:
             log.warning(

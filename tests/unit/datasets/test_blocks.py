@@ -271,15 +271,6 @@ Damage = Callable[[Path], object]
 FIRST = "part-00000"
 
 
-def put(name: str, place: tuple[int, ...], value: int) -> Damage:
-    def damage(folder: Path) -> None:
-        array = np.load(folder / FIRST / name, mmap_mode="r+")
-        array[place] = value
-        array.flush()
-
-    return damage
-
-
 def exchange(name: str, old: bytes, new: bytes) -> Damage:
     def damage(folder: Path) -> None:
         content = (folder / name).read_bytes()
@@ -301,8 +292,6 @@ def with_fields(**fields: object) -> Damage:
     return damage
 
 
-NOT_A_ROW = r"has ids that are no rows .*, in the rows 0 to 37: it is damaged; remove the folder"
-NOT_AS_LONG = "part-00000 is damaged: the lengths of lists in block [01] do not add up"
 LIST = {"name": "x", "num_embeddings": 9, "is_list": True}
 SINGLE = {"name": "y", "num_embeddings": 9}
 ONE_HOT_PART = {"folder": FIRST, "num_rows": 99, "file_bytes": dict.fromkeys(FILES[:3], 1)}
@@ -312,19 +301,6 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "a part missing": (lambda f: shutil.rmtree(f / "part-00003"), "part-00003.*has 0 B"),
     "type": (exchange(f"{FIRST}/ids.npy", b"<i4", b"<f4"), r"\[3, 4, 8\] float32, and must have"),
     "shape": (exchange(f"{FIRST}/ids.npy", b"4, 8)", b"8, 4)"), r"ids.npy .* \[3, 8, 4\] int32"),
-    "header": (exchange(f"{FIRST}/labels.npy", b"'shape'", b"'shapf'"), "labels.npy is damaged"),
-    "number of ids": (exchange(f"{FIRST}/values.npy", b",), }", b"1,),}"), "values.npy is damag"),
-    "id beyond": (put("ids.npy", (2, 3, 0), 2**31 - 1), NOT_A_ROW),
-    "id below": (put("ids.npy", (0, 0, 0), -1), NOT_A_ROW),
-    "id of a list beyond": (put("values.npy", (-1,), 2**31 - 1), NOT_A_ROW),
-    "id of a list below": (put("values.npy", (0,), -1), NOT_A_ROW),
-    "label": (put("labels.npy", (1, 7), 2), NOT_A_ROW),
-    "first start": (put("starts.npy", (0, 0), 1), "starts.npy is damaged"),
-    "descending starts": (put("starts.npy", (1, 1), 0), "starts.npy is damaged"),
-    "start beyond": (put("starts.npy", (2, 1), 10**9), "starts.npy is damaged"),
-    "negative length": (put("lengths.npy", (0, 0, 3), -1), NOT_AS_LONG),
-    "length too large": (put("lengths.npy", (0, 1, 7), 7), NOT_AS_LONG),
-    "lengths too small": (put("lengths.npy", (1,), 0), NOT_AS_LONG),
     "no JSON": (exchange(MANIFEST, b"{", b""), "manifest.json is damaged"),
     "no object": (lambda f: (f / MANIFEST).write_text("[1]"), "manifest.json is damaged"),
     "no manifest": (lambda f: (f / MANIFEST).unlink(), "is not a folder of blocks"),
@@ -333,15 +309,6 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "unknown key": (with_fields(x=1), "unknown field `x`"),
     "no parts": (with_fields(parts=[], num_train_rows=0), "0 training rows of 0"),
     "rows": (with_fields(num_train_rows=39), "39 training rows of 38"),
-    "no features": (with_fields(features=[]), "no features, or two of one name"),
-    "equal names": (with_fields(features=[LIST, LIST]), "no features, or two of one name"),
-    "order": (with_fields(features=[LIST, SINGLE]), "a feature of one id is after a list"),
-    "other files": (with_fields(features=[SINGLE]), "part-00000 has the files"),
-    "other lists": (with_fields(features=[SINGLE, LIST]), "part-00000 has 2 list features"),
-    "ids of no list": (
-        with_fields(features=[SINGLE], parts=[ONE_HOT_PART | {"num_values": 2**62}]),
-        "part-00000 has 0 list features with 4,611,686",
-    ),
     "block size": (with_fields(block_rows=4), r"must have \[6, 4, 3\]"),
     "path": (exchange(MANIFEST, b'"part-00001"', b'"../../part"'), "matching regex"),
 }
@@ -352,13 +319,6 @@ def test_a_damaged_folder_is_refused(folder, damage, message):
     damage(folder)
     with pytest.raises(DataError, match=message):
         BlockReader(folder).rows(0, sum(NUM_ROWS))
-
-
-@pytest.mark.parametrize("length", [99, -1])
-def test_lengths_are_checked_where_a_part_of_a_block_is_read(folder, length):
-    put("lengths.npy", (1, 1, 1), length)(folder)
-    with pytest.raises(DataError, match=NOT_AS_LONG):
-        BlockReader(folder).rows(8, 10)
 
 
 def test_a_part_of_which_a_killed_writer_left_something_is_not_complete(tmp_path, parts):
