@@ -70,7 +70,7 @@ def make_partial(final: Location, *, run: str) -> None:
         if _is_of(run, partial):
             delete(partial)
         else:
-            _set_aside(partial)
+            set_aside(partial)
 
 
 def publish(final: Location, *, run: str) -> None:
@@ -91,7 +91,7 @@ def publish(final: Location, *, run: str) -> None:
             delete(replaced)
             final.rename(replaced)
         else:
-            _set_aside(final)
+            set_aside(final)
     try:
         partial.rename(final)
     except OSError:
@@ -144,14 +144,6 @@ def keep_newest(
             num_kept += 1
 
 
-def set_aside(path: Location) -> None:
-    """Rename a checkpoint that a run skipped, so that it no longer counts as one, if possible."""
-    try:
-        _set_aside(path)
-    except OSError as error:
-        log.warning("%s cannot be renamed: %s", path, error.strerror)
-
-
 def _is_of(run: str, path: Location) -> bool:
     try:
         return read_manifest(path).state.run == run
@@ -159,17 +151,19 @@ def _is_of(run: str, path: Location) -> bool:
         return False
 
 
-def _set_aside(path: Location) -> None:
-    """Rename a checkpoint to an unused name that is not the name of a checkpoint."""
+def set_aside(path: Location) -> None:
+    """Rename an unusable checkpoint to an unused name that is not that of one, if possible."""
     for number in itertools.count(1):
         suffix = "" if number == 1 else f"-{number}"
         free = path.with_name(f"{SET_ASIDE}{path.name}{suffix}")
         if not (os.path.lexists(free) if isinstance(free, Path) else free.exists()):
             break
-    path.rename(str(free))
-    log.warning(
-        "%s is unusable and was renamed to %s; remove it unless you need it", path, free.name
-    )
+    try:
+        path.rename(str(free))
+    except OSError as error:
+        log.warning("%s cannot be renamed: %s", path, error.strerror)
+    else:
+        log.warning("%s is unusable and was renamed to %s", path, free.name)
 
 
 def remove_partial(run_dir: Location) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import math
 import zlib
@@ -14,9 +13,9 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta
+from safetensors import SafetensorError, safe_open
 
 from dlrm_sharded.files.errors import CheckpointError, DamagedCheckpointError
-from dlrm_sharded.files.json_files import open_regular, read_file
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.limited import Count
 from dlrm_sharded.files.remote_files import Location, local_file, seen_in_time, sizes_of
@@ -31,11 +30,6 @@ MISSING = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 """Errors of a working disk that has no such file. Other errors may pass, and prove no damage."""
 
 BLOCK_BYTES = 2**22
-MOST_HEADER_BYTES = 10**8
-"""Largest header that safetensors reads."""
-
-MOST_AXES = 12
-"""Largest number of axes of a tensor in a checkpoint."""
 
 DTYPES = {
     **{"int64": "I64", "float64": "F64", "float32": "F32", "int32": "I32", "bfloat16": "BF16"},
@@ -138,10 +132,6 @@ class Manifest:
     tensors: Mapping[str, WrittenTensor]
     files: Mapping[str, PartFile]
 
-    @property
-    def size_bytes(self) -> int:
-        return sum(file.size_bytes for file in self.files.values())
-
     def blocks_by_part(self) -> dict[str, list[tuple[str, Block]]]:
         """Return, by part, the blocks in it with the names of their tensors."""
         by_part: dict[str, list[tuple[str, Block]]] = {name: [] for name in self.files}
@@ -161,12 +151,7 @@ def manifest_bytes(
         "tensors": {name: dataclasses.asdict(tensor) for name, tensor in tensors.items()},
         "files": files,
     }
-    return with_checksum(fields)
-
-
-def with_checksum(fields: Mapping[str, Any]) -> bytes:
-    """Return a JSON file of these fields and their checksum, one line per field."""
-    fields = {**fields, "crc32": _checksum(fields)}
+    fields["crc32"] = _checksum(fields)
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in fields.items()]
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
@@ -180,7 +165,7 @@ def read_manifest(folder: Location) -> Manifest:
     """
     try:
         path = folder / FILE_NAME
-        text = read_file(path) if isinstance(path, Path) else path.read_bytes()
+        text = path.read_bytes()
     except OSError as error:
         kind = DamagedCheckpointError if isinstance(error, MISSING) else CheckpointError
         raise kind(f"{folder} is not a checkpoint: {FILE_NAME}: {error.strerror}") from None
@@ -188,18 +173,12 @@ def read_manifest(folder: Location) -> Manifest:
         fields = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise _damaged(folder, f"{FILE_NAME} is not JSON: {error}") from None
-    written = fields.get("format") if isinstance(fields, dict) else None
-    other_format = CheckpointError(
-        f"{folder} has the format {written!r}; this version reads {FORMAT}"
-    )
-    if isinstance(written, int) and written > FORMAT:  # its checksum may be elsewhere
-        raise other_format
-    if not isinstance(fields, dict) or "crc32" not in fields:
+    if not isinstance(fields, dict):
         raise _damaged(folder, f"{FILE_NAME} is not that of a checkpoint")
-    if fields.pop("crc32") != _checksum(fields):
+    if (written := fields.get("format")) != FORMAT:
+        raise CheckpointError(f"{folder} has the format {written!r}; this version reads {FORMAT}")
+    if fields.pop("crc32", None) != _checksum(fields):
         raise _damaged(folder, f"{FILE_NAME} was changed after it was written")
-    if written != FORMAT:
-        raise other_format
     form = f"{folder} is damaged: {FILE_NAME} does not have the form of a manifest"
     read = partial(read_form, fields, name=form, error=DamagedCheckpointError, may_have_others=True)
     state, contents = read(RunState), read(_Contents)
@@ -238,13 +217,8 @@ def check_parts(manifest: Manifest, *, share: int = 0, num_shares: int = 1) -> N
             raise _damaged(folder, f"{name} was changed after it was written")
         for tensor, block in expected_blocks[name]:
             dtype = manifest.tensors[tensor].dtype
-            form, found = (DTYPES.get(dtype, dtype), block.sizes), written.get(block.key)
-            if found != form:
-                raise _damaged(
-                    folder,
-                    f"{name} has {block.key} as {_block_text(found)}, {FILE_NAME} says "
-                    f"{_block_text(form)}",
-                )
+            if written.get(block.key) != (DTYPES.get(dtype, dtype), block.sizes):
+                raise _damaged(folder, f"{name} lacks {block.key} as {dtype} {[*block.sizes]}")
 
 
 def has_whole_parts(manifest: Manifest) -> bool:
@@ -280,31 +254,18 @@ def _damaged(folder: Location, reason: str) -> DamagedCheckpointError:
     return DamagedCheckpointError(f"{folder} is damaged: {reason}")
 
 
-BlockForm = tuple[str, tuple[int, ...]]
-"""Safetensors' name of a dtype, and a shape."""
-
-
-def _written_blocks(path: Path) -> dict[str, BlockForm]:
-    """Return the contents of a safetensors file by key; empty for any other kind of file."""
-    with open_regular(path) as file:
-        size = int.from_bytes(file.read(8), "little")
-        text = file.read(size) if size <= MOST_HEADER_BYTES else b""
+def _written_blocks(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return types and shapes in a safetensors file by key; empty for any other kind of file."""
     try:
-        return {
-            key: (entry["dtype"], tuple(entry["shape"]))
-            for key, entry in json.loads(text).items()
-            if key != "__metadata__"
-        }
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        with safe_open(path, framework="numpy") as file:
+            slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
+            return {key: (of.get_dtype(), tuple(of.get_shape())) for key, of in slices.items()}
+    except SafetensorError:
         return {}
 
 
-def _block_text(form: BlockForm | None) -> str:
-    return "nothing" if form is None else f"{form[0]} {list(form[1])}"
-
-
 def _problem_of(tensor: WrittenTensor, files: Mapping[str, PartFile]) -> str | None:
-    """Return why the blocks of a tensor do not tile it; None if they do."""
+    """Return why the blocks of a tensor cannot tile it; None if they can."""
     shape = tensor.shape
     for block in tensor.blocks:
         if block.file not in files:
@@ -314,27 +275,9 @@ def _problem_of(tensor: WrittenTensor, files: Mapping[str, PartFile]) -> str | N
             for offset, size, whole in zip(block.offsets, block.sizes, shape, strict=True)
         ):
             return f"a block at {block.offsets} of {block.sizes} exceeds {shape}"
-    size = sum(math.prod(block.sizes) for block in tensor.blocks)
-    if size != math.prod(shape) or not _has_corners(shape, tensor.blocks):
+    if sum(math.prod(block.sizes) for block in tensor.blocks) != math.prod(shape):
         return f"the blocks do not cover a tensor of the shape {shape}"
     return None
-
-
-def _has_corners(shape: tuple[int, ...], blocks: tuple[Block, ...]) -> bool:
-    """Return whether blocks whose sizes add up to a tensor's size tile the tensor.
-
-    The corners that occur an odd number of times in the blocks determine which elements are in an
-    odd number of blocks. If they are the corners of the tensor, every element is in a block, and by
-    the total size in exactly one.
-    """
-    if len(shape) > MOST_AXES:
-        return False
-    odd: set[tuple[int, ...]] = set()
-    for offsets, sizes in [((0,) * len(shape), shape), *((b.offsets, b.sizes) for b in blocks)]:
-        ends = [(first, first + size) for first, size in zip(offsets, sizes, strict=True)]
-        for corner in itertools.product(*ends):
-            odd ^= {corner}
-    return not odd
 
 
 def _checksum(fields: Mapping[str, Any]) -> int:
@@ -343,7 +286,7 @@ def _checksum(fields: Mapping[str, Any]) -> int:
 
 def _file_checksum(path: Path) -> int:
     crc32 = 0
-    with open_regular(path) as file:
+    with path.open("rb") as file:
         while block := file.read(BLOCK_BYTES):
             crc32 = zlib.crc32(block, crc32)
     return crc32

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from dlrm_sharded.model.fused_lookups import fused_lookups
 from dlrm_sharded.model.replicas import replica_states, replicas_of
 from dlrm_sharded.model.sharded_model import EMBEDDINGS, sharded_embeddings
 from dlrm_sharded.model.torchrec_adapter import table_name
-from dlrm_sharded.plans.plan import Interval, ShardingPlan
+from dlrm_sharded.plans.plan import ShardingPlan
 from dlrm_sharded.plans.table_optimizers import STATE_BYTES
 from dlrm_sharded.plans.tables import Table
 
@@ -75,15 +76,14 @@ def model_state(
     bounds = column_bounds(plan)
     element_states, row_states = (size // 4 for size in STATE_BYTES[embedding_optimizer])
     pieces: dict[str, list[Piece]] = {}
-    for shard in (*table_shards(model), *table_replicas(model, optimizer)):
-        offsets = (shard.rows[0], shard.cols[0])
-        pieces.setdefault(table_key(shard.table), []).append(Piece(offsets, shard.weight))
-        for number, state in enumerate(shard.states, start=1):
+    for table, offsets, weight, states in (*_shards(model), *_replicas(model, optimizer)):
+        pieces.setdefault(table_key(table), []).append(Piece(offsets, weight))
+        for number, state in enumerate(states, start=1):
             piece = Piece(offsets, state)
             if state.dim() == 1:
-                column = bounds[shard.table].index(shard.cols[0])
-                piece = Piece((shard.rows[0], column), state.unsqueeze(1))
-            pieces.setdefault(state_key(shard.table, number), []).append(piece)
+                column = bounds[table].index(offsets[1])
+                piece = Piece((offsets[0], column), state.unsqueeze(1))
+            pieces.setdefault(state_key(table, number), []).append(piece)
 
     def logical(
         key: str, num_rows: int, num_cols: int, dtype: torch.dtype = torch.float32
@@ -91,16 +91,16 @@ def model_state(
         return LogicalTensor((num_rows, num_cols), dtype, tuple(pieces.get(key, ())))
 
     weights, fused, by_row = {}, {}, {}
-    for table in tables:
-        rows, dim = table.num_embeddings, table.embedding_dim
-        dtype = TABLE_DTYPES[table.precision]
-        weights[table_key(table.name)] = logical(table_key(table.name), rows, dim, dtype)
+    for config in tables:
+        rows, dim, name = config.num_embeddings, config.embedding_dim, config.name
+        dtype = TABLE_DTYPES[config.precision]
+        weights[table_key(name)] = logical(table_key(name), rows, dim, dtype)
         for number in range(1, element_states + row_states + 1):
-            key = state_key(table.name, number)
+            key = state_key(name, number)
             if number <= element_states:
                 fused[key] = logical(key, rows, dim)
             else:
-                by_row[key] = logical(key, rows, len(bounds[table.name]) - 1)
+                by_row[key] = logical(key, rows, len(bounds[name]) - 1)
     dense = _dense_weights(model)
     buffers = tuple(key for name, _ in model.named_buffers() if (key := dense_key(name)) in dense)
     return ModelState(weights | dense, _dense_optimizer(optimizer), fused, by_row, bounds, buffers)
@@ -129,50 +129,39 @@ def column_bounds(plan: ShardingPlan) -> ColumnBounds:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class TableShard:
+class _Shard(NamedTuple):
     """A shard or replica of a table on this rank, in the memory of its lookup.
 
     Args:
-        rows, cols: the rectangle, half-open.
+        offsets: row and column at which it begins.
         weight: [rows, cols].
         states: optimizer state, each [rows, cols] or [rows].
     """
 
     table: str
-    rows: Interval
-    cols: Interval
+    offsets: tuple[int, int]
     weight: Tensor
     states: tuple[Tensor, ...]
 
 
-def table_shards(model: nn.Module) -> Iterator[TableShard]:
+def _shards(model: nn.Module) -> Iterator[_Shard]:
     """Yield this rank's shards that are in fused lookups."""
     for kernel in fused_lookups(model):
-        lookup = kernel.emb_module
-        weights = lookup.split_embedding_weights()
-        states = lookup.split_optimizer_states() or [()] * len(weights)
+        weights = kernel.emb_module.split_embedding_weights()
+        states = kernel.emb_module.split_optimizer_states() or [()] * len(weights)
         for config, weight, of_table in zip(
             kernel.config.embedding_tables, weights, states, strict=True
         ):
-            first_row, first_col = config.local_metadata.shard_offsets
-            num_rows, num_cols = weight.shape
-            yield TableShard(
-                table_name(config.name),
-                (first_row, first_row + num_rows),
-                (first_col, first_col + num_cols),
-                weight.detach(),
-                tuple(of_table),
-            )
+            row, col = config.local_metadata.shard_offsets
+            yield _Shard(table_name(config.name), (row, col), weight.detach(), tuple(of_table))
 
 
-def table_replicas(model: nn.Module, optimizer: CombinedOptimizer) -> Iterator[TableShard]:
+def _replicas(model: nn.Module, optimizer: CombinedOptimizer) -> Iterator[_Shard]:
     """Yield the replicas, which are the same on all ranks."""
     for replicas in replicas_of(sharded_embeddings(model)):
         states = replica_states(optimizer, replicas)
         for table, weight in replicas.by_table(replicas.weights.detach()):
-            num_rows, num_cols = weight.shape
-            yield TableShard(table, (0, num_rows), (0, num_cols), weight, states[table])
+            yield _Shard(table, (0, 0), weight, states[table])
 
 
 def _dense_weights(model: nn.Module) -> dict[str, LogicalTensor]:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,8 +70,7 @@ class CheckpointConfig:
         ):
             raise ConfigError(
                 f"{FOLDER_KEY} is {self.folder!r}; it must be a URL such as s3://bucket/run; "
-                "a folder "
-                "that all hosts see is named by hydra.run.dir"
+                "hydra.run.dir names a folder that all hosts see"
             )
 
     @property
@@ -83,18 +81,6 @@ class CheckpointConfig:
     @property
     def is_enabled(self) -> bool:
         return self.every_steps is not None or self.every_s is not None
-
-
-class Waited(NamedTuple):
-    """Time that training waited for a checkpoint that is written in the background.
-
-    Args:
-        all_s: total wait, including the wait for the previous checkpoint.
-        copy_s: the part of it in which the tensors were copied.
-    """
-
-    all_s: float
-    copy_s: float
 
 
 class Saver:
@@ -163,10 +149,9 @@ class Saver:
             self._conclude(self._write(tensors, state, started))
             self.finish()
             return
-        copying = time.perf_counter()
         copies = self._copied(tensors)
-        waited = Waited(time.perf_counter() - started, time.perf_counter() - copying)
-        self._pending = self._thread.submit(self._write, copies, state, started, waited)
+        waited_s = time.perf_counter() - started
+        self._pending = self._thread.submit(self._write, copies, state, started, waited_s)
 
     def finish(self) -> None:
         """Wait until the last checkpoint is written or has failed.
@@ -232,13 +217,13 @@ class Saver:
         return copied
 
     def _write(
-        self, tensors: State, state: RunState, started: float, waited: Waited | None = None
+        self, tensors: State, state: RunState, started: float, waited_s: float | None = None
     ) -> str | UserError | None:
         """Write a checkpoint; return None, or on all ranks the reason for its failure.
 
         Args:
             started: when training began to wait.
-            waited: how long training waited; None if it waits until the end.
+            waited_s: how long training waited; None if it waits until the end.
         """
         final = checkpoint_path(self._run_dir, state.step)
         try:
@@ -260,11 +245,10 @@ class Saver:
         if self._rank.is_zero:
             written_s = time.perf_counter() - started
             log.info(
-                "checkpoint at step %d written in %.2f s (training waited %.2f s%s): %s",
+                "checkpoint at step %d written in %.2f s (training waited %.2f s): %s",
                 state.step,
                 written_s,
-                written_s if waited is None else waited.all_s,
-                "" if waited is None else f", {waited.copy_s:.2f} s of it for its copy",
+                written_s if waited_s is None else waited_s,
                 final,
             )
         return None

@@ -6,7 +6,8 @@ import itertools
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeVar
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -171,17 +172,11 @@ def read_pieces(manifest: Manifest, wanted: Mapping[str, Sequence[Piece]]) -> No
             if slices := _overlap(block, piece):
                 common.setdefault(block.file, []).append((block, piece, slices))
     for part, in_part in common.items():
-        try:
-            with (
-                local_file(manifest.folder / part) as path,
-                safe_open(path, framework="pt") as file,
-            ):
-                for block, piece, (source, target) in in_part:
-                    # A scalar has no slices.
-                    whole = file.get_slice(block.key) if source else file.get_tensor(block.key)
-                    piece.tensor[target].copy_(whole[source])
-        except (OSError, SafetensorError, RuntimeError) as error:
-            raise _unreadable(manifest, part, error) from error
+        with _opened(manifest, part) as file:
+            for block, piece, (source, target) in in_part:
+                # A scalar has no slices.
+                whole = file.get_slice(block.key) if source else file.get_tensor(block.key)
+                piece.tensor[target].copy_(whole[source])
 
 
 def _overlap(block: Block, piece: Piece) -> tuple[Slices, Slices] | None:
@@ -201,8 +196,14 @@ def _overlap(block: Block, piece: Piece) -> tuple[Slices, Slices] | None:
     return of_block, of_piece
 
 
-def _unreadable(manifest: Manifest, part: str, error: Exception) -> CheckpointError:
-    return CheckpointError(f"{manifest.folder} cannot be read: {part}: {error}")
+@contextmanager
+def _opened(manifest: Manifest, part: str) -> Iterator[Any]:
+    """Open a part with safetensors; raise CheckpointError if the block cannot read it."""
+    try:
+        with local_file(manifest.folder / part) as path, safe_open(path, framework="pt") as file:
+            yield file
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise CheckpointError(f"{manifest.folder} cannot be read: {part}: {error}") from error
 
 
 def num_not_finite(tensor: Tensor, *, may_be_infinite: bool = False) -> int:
@@ -235,19 +236,13 @@ def check_finite(
     blocks = manifest.blocks_by_part()
     num_bad: Counter[str] = Counter()
     for part in sorted(manifest.files)[share::num_shares]:
-        try:
-            with (
-                local_file(manifest.folder / part) as path,
-                safe_open(path, framework="pt") as file,
-            ):
-                for name, block in blocks[part]:
-                    if is_weight(name) or not weights_only:
-                        is_buffer = name in manifest.state.buffers
-                        num_bad[name] += num_not_finite(
-                            file.get_tensor(block.key), may_be_infinite=is_buffer
-                        )
-        except (OSError, SafetensorError, RuntimeError) as error:
-            raise _unreadable(manifest, part, error) from error
+        with _opened(manifest, part) as file:
+            for name, block in blocks[part]:
+                if is_weight(name) or not weights_only:
+                    is_buffer = name in manifest.state.buffers
+                    num_bad[name] += num_not_finite(
+                        file.get_tensor(block.key), may_be_infinite=is_buffer
+                    )
     bad = [name for name, number in num_bad.items() if number]
     bad.sort(key=lambda name: (not is_weight(name), name))
     if bad:
@@ -266,14 +261,6 @@ def is_weight(name: str) -> bool:
 def is_table(name: str) -> bool:
     """Return whether a logical tensor holds the weights of a table."""
     return name.startswith("tables.") and name.endswith(".weight")
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """Return the dtype with this name, such as "float32"."""
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise CheckpointError(f"{name!r} is not the name of a dtype")
-    return dtype
 
 
 def _parts(blocks: Mapping[Place, Tensor]) -> Iterator[list[Place]]:

@@ -25,7 +25,7 @@ from dlrm_sharded.checkpoint.exported_form import (
 from dlrm_sharded.checkpoint.logical import Piece
 from dlrm_sharded.checkpoint.manifest import Manifest, RunState
 from dlrm_sharded.checkpoint.safetensors_file import TensorEntry, bytes_of, header
-from dlrm_sharded.checkpoint.storage import is_table, read_pieces, torch_dtype
+from dlrm_sharded.checkpoint.storage import is_table, read_pieces
 from dlrm_sharded.checkpoint.trained_encoder import trained_encoder
 from dlrm_sharded.files.errors import DataError
 from dlrm_sharded.files.json_files import sync_folder, write_durably
@@ -98,15 +98,12 @@ def _write(manifest: Manifest, folder: Path, blocks_dir: str | None) -> Export:
     dense = {
         name: name.removeprefix("dense.") for name in manifest.tensors if name.startswith("dense.")
     }
-    if "__metadata__" in dense.values():
-        raise DataError("a dense weight is called __metadata__, which no safetensors file can have")
     tables = list(filter(is_table, manifest.tensors))
     weight_map = dict.fromkeys(dense.values(), DENSE_FILE)
     _write_file(folder / DENSE_FILE, manifest, dense)
     for number, name in enumerate(tables, start=1):
         file = f"table-{number:05}-of-{len(tables):05}.safetensors"
-        if weight_map.setdefault(name, file) != file:
-            raise DataError(f"the table's weights {name!r} have the name of a dense weight")
+        weight_map[name] = file
         _write_file(folder / file, manifest, {name: name})
     size_bytes = sum(_size_bytes(manifest, name) for name in [*dense, *tables])
     metadata = {"total_size": size_bytes, "run": manifest.state.run, "step": manifest.state.step}
@@ -186,25 +183,15 @@ def _entries(manifest: Manifest, names: Mapping[str, str]) -> Iterator[TensorEnt
 
 
 def _blocks(manifest: Manifest, name: str) -> Iterator[Tensor]:
-    """Yield the rows of a logical tensor in blocks; each block is overwritten by the next one."""
+    """Yield the rows of a logical tensor in blocks."""
     tensor = manifest.tensors[name]
-    dtype = torch_dtype(tensor.dtype)
-    if 0 in tensor.shape:
-        return
-    if not tensor.shape:
-        scalar = torch.empty((), dtype=dtype)
-        read_pieces(manifest, {name: [Piece((), scalar)]})
-        yield scalar
-        return
-    rows, *others = tensor.shape
-    height = max(1, BLOCK_BYTES // max(1, math.prod(others) * dtype.itemsize))
-    block = torch.empty((min(height, rows), *others), dtype=dtype)
-    for start in range(0, rows, height):
-        block = block[: rows - start]
-        read_pieces(manifest, {name: [Piece((start, *(0 for _ in others)), block)]})
+    whole = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device="meta")
+    for piece in Piece((0,) * whole.dim(), whole).blocks(BLOCK_BYTES):
+        block = torch.empty_like(piece.tensor, device="cpu")
+        read_pieces(manifest, {name: [Piece(piece.offsets, block)]})
         yield block
 
 
 def _size_bytes(manifest: Manifest, name: str) -> int:
     tensor = manifest.tensors[name]
-    return math.prod(tensor.shape) * torch_dtype(tensor.dtype).itemsize
+    return math.prod(tensor.shape) * getattr(torch, tensor.dtype).itemsize

@@ -143,10 +143,6 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "text for a number": said(step="5"),
     "no tensors": lambda path: lie(path, lambda manifest: manifest.pop("tensors")),
     "a gap": table_with(lambda table: table["blocks"].pop()),
-    "blocks that overlap": table_with(lambda table: table["blocks"][1].__setitem__(0, [0, 2])),
-    "many axes": table_with(
-        lambda table: table.update(shape=[1] * 99, blocks=[[[0] * 99, [1] * 99, PART, "x"]])
-    ),
     "a block outside": table_with(lambda table: table.update(shape=[9, 6])),
     "an unknown part": lambda path: lie(path, lambda manifest: manifest["files"].pop(PART)),
 }
