@@ -33,6 +33,7 @@ from dlrm_sharded.job.settings import JobSettings
 from dlrm_sharded.job.trained_config import flat, must_match_at_start
 from dlrm_sharded.model.optimizers import OptimizerConfig
 from dlrm_sharded.plans.precision import why_not_exchanged
+from dlrm_sharded.plans.table_optimizers import memory_of
 from dlrm_sharded.ranks.agreement import all_or_none, as_reported_by_rank_zero, on_rank_zero
 from dlrm_sharded.ranks.distributed import Rank, detect_topology, process_group
 from dlrm_sharded.runs.result import OBJECTIVES
@@ -94,6 +95,7 @@ def job_settings(cfg: DictConfig, rank: Rank) -> JobSettings:
     check_choice("objective", cfg.objective, OBJECTIVES)
     optimizer: OptimizerConfig = instantiate(cfg.optimizer)
     optimizer.check_device(rank.device)
+    bytes_per_element, bytes_per_row = memory_of(optimizer.embedding)
     local_batch_size = cfg.batch_size // rank.world_size
     if reason := why_not_exchanged(asked_precision(cfg), rank.device.type, local_batch_size):
         raise ConfigError(reason)
@@ -102,9 +104,7 @@ def job_settings(cfg: DictConfig, rank: Rank) -> JobSettings:
     return JobSettings(
         dataset=_dataset(json.dumps(data), cfg.batch_size),
         topology=dataclasses.replace(
-            topology,
-            bytes_per_element=optimizer.bytes_per_element,
-            optimizer_bytes_per_row=optimizer.bytes_per_row,
+            topology, bytes_per_element=bytes_per_element, optimizer_bytes_per_row=bytes_per_row
         ),
         optimizer=optimizer,
         trainer=instantiate(cfg.trainer),

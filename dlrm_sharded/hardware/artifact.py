@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from dlrm_sharded.files.errors import DataError, check_path
-from dlrm_sharded.files.json_files import open_regular, replace_file
+from dlrm_sharded.files.json_files import replace_file
 from dlrm_sharded.hardware.artifact_kinds import Kind
 from dlrm_sharded.hardware.context import RunContext
 from dlrm_sharded.hardware.hardware import Hardware
@@ -212,8 +212,6 @@ def load_artifact(
     say("%s: %s, of %s", kind.noun, name, loaded.meta["hardware"])
     for text in caveats_of(loaded, kind, context):
         warn("%s", text)
-    if context.hardware is not None and match.reasons:
-        log.debug("%s", "\n  ".join(["what differs from the hardware there:", *match.reasons]))
     return loaded
 
 
@@ -265,7 +263,6 @@ def _read(path: Path, kind: Kind) -> tuple[Arrays, dict[str, Any]]:
 
 def _contents(path: Path) -> tuple[Arrays, dict[str, Any]]:
     """Return the arrays of a file and the description in its header, which may be empty."""
-    open_regular(path).close()  # raises for a pipe, at which safetensors would wait
     with safe_open(path, framework="numpy") as file:
         meta = json.loads((file.metadata() or {}).get(HEADER, "{}"))
         return {key: file.get_tensor(key) for key in file.keys()}, dict(meta)  # noqa: SIM118

@@ -10,6 +10,8 @@ import torch
 from dlrm_sharded.hardware.fingerprint import GpuFingerprint
 from dlrm_sharded.ranks.gpus import driver_version, nvidia_smi
 
+PCIE_QUERY = "--query-gpu=pcie.link.gen.max,pcie.link.width.max"
+
 
 def read_gpu(device: torch.device) -> GpuFingerprint:
     """Return the fingerprint of a GPU that torch can use."""
@@ -21,7 +23,7 @@ def read_gpu(device: torch.device) -> GpuFingerprint:
         memory_gib=round(properties.total_memory / 2**30),
         memory_gb_per_s=_memory_gb_per_s(properties),
         nvlinks=count_nvlinks(nvidia_smi("nvlink", "--status", "-i", uuid)),
-        pcie=pcie_link(_query(uuid, "pcie.link.gen.max,pcie.link.width.max")),
+        pcie=pcie_link(nvidia_smi(PCIE_QUERY, "--format=csv,noheader,nounits", "-i", uuid)),
         num_gpus=torch.cuda.device_count(),
         nccl=".".join(map(str, torch.cuda.nccl.version())),
         driver=driver_version(),
@@ -37,10 +39,6 @@ def pcie_link(line: str) -> str | None:
     """Return "5x16" for the line "5, 16" of nvidia-smi; None if it does not know."""
     found = re.fullmatch(r"\s*(\d+),\s*(\d+)\s*", line)
     return None if found is None else f"{found[1]}x{found[2]}"
-
-
-def _query(uuid: str, fields: str) -> str:
-    return nvidia_smi(f"--query-gpu={fields}", "--format=csv,noheader,nounits", "-i", uuid)
 
 
 def _memory_gb_per_s(properties: Any) -> int | None:

@@ -14,11 +14,6 @@ INFORMATIVE = ("driver", "nccl", "num_gpus")
 """Fields in which the same hardware may differ; the probe shows what they change."""
 
 
-def field_text(key: str) -> str:
-    """Return what messages call a field of a fingerprint, such as instruction sets."""
-    return key.replace("_", " ")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuFingerprint:
     """A CPU, and what a rank uses of it. None stands for what cannot be read here.

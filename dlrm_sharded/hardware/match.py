@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from dlrm_sharded.hardware.fingerprint import Fingerprint, field_text
+from dlrm_sharded.hardware.fingerprint import Fingerprint
 from dlrm_sharded.hardware.hardware import Hardware
 from dlrm_sharded.hardware.probe import FIGURES, Probe
 
@@ -117,12 +117,12 @@ def _differences(ours: Fingerprint, theirs: Fingerprint) -> Iterator[str]:
     """Yield a sentence for each field that is known on both sides and differs."""
     theirs_by_key = theirs.computing
     for key, here in ours.computing.items():
-        there = theirs_by_key[key]
+        there, name = theirs_by_key[key], key.replace("_", " ")
         if here == there or None in (here, there):
             continue
         if not isinstance(here, tuple):
-            yield f"{field_text(key)}: {here} here, {there} there"
+            yield f"{name}: {here} here, {there} there"
             continue
         for side, only in (("here", {*here} - {*there}), ("there", {*there} - {*here})):
             if only:
-                yield f"{field_text(key)}: {', '.join(sorted(only))} {side} only"
+                yield f"{name}: {', '.join(sorted(only))} {side} only"

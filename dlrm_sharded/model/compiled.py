@@ -24,11 +24,7 @@ MODES_WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 
 COMPILE_MODES = (NOT_COMPILED, "default", *MODES_WITH_GRAPHS, "max-autotune-no-cudagraphs")
 
-BACKWARD_AT_ONCE = {
-    name: True
-    for name in ("force_non_lazy_backward_lowering",)
-    if hasattr(functorch_config, name)  # torch 2.11 to 2.14 have it
-}
+BACKWARD_AT_ONCE = {"force_non_lazy_backward_lowering": True}
 
 
 def check_compile_mode(mode: str | None, *, in_graph: bool) -> None:

@@ -10,9 +10,6 @@ from torch.optim import Optimizer
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from dlrm_sharded.files.errors import ConfigError
-from dlrm_sharded.plans.table_optimizers import why_not_replicated
-
 EMBEDDING_OPTIMIZERS: dict[str, type[Optimizer]] = {
     "sgd": torch.optim.SGD,
     "rowwise_adagrad": RowWiseAdagrad,
@@ -36,9 +33,3 @@ def fuse(optimizer: str, tables: Iterable[nn.Parameter], learning_rate: float) -
     apply_optimizer_in_backward(
         EMBEDDING_OPTIMIZERS[optimizer], list(tables), {"lr": learning_rate}
     )
-
-
-def check_replicable(optimizer: str) -> None:
-    """Raise ConfigError if no table can be replicated with one of `EMBEDDING_OPTIMIZERS`."""
-    if reason := why_not_replicated(optimizer):
-        raise ConfigError(f"optimizer.embedding is {reason}")

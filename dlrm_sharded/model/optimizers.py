@@ -20,7 +20,7 @@ from dlrm_sharded.model.dlrm import Dlrm, embedding_parameters
 from dlrm_sharded.model.fused_optimizers import EMBEDDING_OPTIMIZERS, fuse
 from dlrm_sharded.model.replicas import REPLICAS, replica_optimizer
 from dlrm_sharded.model.sharded_model import sharded_embeddings
-from dlrm_sharded.plans.table_optimizers import memory_of, why_not_fused
+from dlrm_sharded.plans.table_optimizers import why_not_fused
 
 DENSE_OPTIMIZERS: dict[str, type[Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -87,16 +87,6 @@ class OptimizerConfig:
             check_number(f"optimizer.{rate_key}", getattr(self, rate_key))
         if self.clip_norm is not None:
             check_number("optimizer.clip_norm", self.clip_norm, above=True)
-
-    @property
-    def bytes_per_element(self) -> int:
-        """Return the bytes of one fp32 weight of a table and of its element-wise state."""
-        return memory_of(self.embedding)[0]
-
-    @property
-    def bytes_per_row(self) -> int:
-        """Return the bytes of optimizer state per row of a shard."""
-        return memory_of(self.embedding)[1]
 
     def check_device(self, device: torch.device) -> None:
         """Raise ConfigError if FBGEMM cannot fuse the optimizer on the device: Adam on a CPU."""

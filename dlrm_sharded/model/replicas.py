@@ -26,9 +26,11 @@ from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, KeyedOptimizerWrapper
 
+from dlrm_sharded.files.errors import ConfigError
 from dlrm_sharded.model.dense_adagrad import DenseAdagrad, has_fused_kernel
-from dlrm_sharded.model.fused_optimizers import FUSED_EPSILON, check_replicable
+from dlrm_sharded.model.fused_optimizers import FUSED_EPSILON
 from dlrm_sharded.model.torchrec_adapter import table_name
+from dlrm_sharded.plans.table_optimizers import why_not_replicated
 
 ShardedTables: TypeAlias = ShardedEmbeddingBagCollection | ShardedEmbeddingCollection
 """A sharded module of tables, whose lookups pool bags or look up sequences."""
@@ -106,7 +108,8 @@ def replica_optimizer(
     replicas = replicas_of(embeddings)
     if not replicas:
         return None
-    check_replicable(optimizer)
+    if reason := why_not_replicated(optimizer):
+        raise ConfigError(f"optimizer.embedding is {reason}")
 
     def make(weights: list[nn.Parameter]) -> Optimizer:
         if optimizer == "sgd":
