@@ -16,7 +16,7 @@ import polars as pl
 
 from dlrm_sharded.calibration.samples import Sample, sound_sample
 from dlrm_sharded.files.errors import DataError
-from dlrm_sharded.files.json_files import read_file, read_json_object
+from dlrm_sharded.files.json_files import read_json_object
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.provenance import fbgemm_version
 from dlrm_sharded.hardware.artifact_kinds import CALIBRATE
@@ -47,7 +47,7 @@ def read_costs(path: Path) -> tuple[Sequence[Sample], RunContext]:
         fields = read_json_object(manifest_path, noun="manifest")
         manifest = read_form(fields, _Manifest, name=str(manifest_path), may_have_others=True)
         hardware = Hardware.from_meta(fields)
-        data = read_file(path)
+        data = path.read_bytes()
         if manifest.format != COSTS_FORMAT or hashlib.sha256(data).hexdigest() != manifest.sha256:
             raise DataError(f"{path} is not the file that {manifest_path.name} describes")
         samples = [sound_sample(row) for row in pl.read_parquet(data).iter_rows(named=True)]

@@ -28,7 +28,7 @@ from dlrm_sharded.explain.text import plan_lines, sections
 from dlrm_sharded.files.errors import ConfigError, check_flag
 from dlrm_sharded.files.json_files import (
     check_file_to_write,
-    is_written_through,
+    is_stream,
     read_json_object,
     write_json,
 )
@@ -63,7 +63,7 @@ def plan(cfg: DictConfig) -> None:
         )
     plan, report = planner.plan(task)
     write_json(out, plan_json(plan, report))
-    if not is_written_through(out):
+    if not is_stream(out):
         write_cost_model(cost_model_beside(Path(out)), planner.cost_model)
     if task_out is not None:
         write_json(task_out, task.to_json())
@@ -122,7 +122,7 @@ def _files(cfg: DictConfig) -> tuple[str, str | None]:
     """
     check_file_to_write("out", cfg.out)
     out, task_out = str(cfg.out), cfg.task_out and str(cfg.task_out)
-    if not is_written_through(out):
+    if not is_stream(out):
         task_out = task_out or str(Path(out).with_name("task.json"))
         if HydraConfig.get().mode is RunMode.MULTIRUN:
             number = HydraConfig.get().job.num

@@ -149,7 +149,7 @@ def run_cases(cases: Sequence[Case], out: Path, *, limit_s: float, num_workers: 
     """
     file = LineFile(out / CASES, "case")
     by_key = {case.key(): case for case in cases}
-    kept = dict(file.latest(_kept, most=10**7).values())
+    kept = dict(file.latest(_kept).values())
     found = {
         key: kept[key]
         for key, case in by_key.items()

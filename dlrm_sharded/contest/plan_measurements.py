@@ -66,7 +66,7 @@ def measure_tasks(
         name: digest([entry.case.key() for entry in cases], *settings)
         for name, cases in planned.items()
     }
-    found = dict(file.read(_kept).values())
+    found = dict(file.latest(_kept).values())
     if missing := [name for name, key in key_of.items() if key not in found]:
         with process_group() as rank:
             for name in missing:

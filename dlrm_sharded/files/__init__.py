@@ -7,7 +7,7 @@ limited.py       types for forms: counts, positive numbers, finite numbers, text
 json_files.py    reads a JSON object from a file, and writes files completely or not at all
 remote_files.py  files in object stores, with retries
 line_file.py     growing files of JSON lines, locks, and differences of settings
-log_file.py      log lines, on the terminal and in the folder of a run
+log_file.py      the log file of a run
 text_table.py    tables in Markdown and for terminals
 progress_bar.py  a bar on a terminal, and an occasional line elsewhere
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import stat
@@ -17,12 +16,7 @@ from typing import IO, Any
 from dlrm_sharded.files.errors import ConfigError, check_path, shortened
 from dlrm_sharded.files.remote_files import Location, RemotePath
 
-STANDARD_OUTPUT = "-"
-MAX_LINKS = 40
-"""Largest number of links that Linux follows to a file."""
-
-MAX_BYTES = 2**30
-"""Largest file that is read as a whole; this package's files are far smaller."""
+STANDARD_OUTPUT = ("-", "/dev/stdout")
 
 
 def read_json_object(path: str | Path, *, noun: str) -> dict[str, Any]:
@@ -35,7 +29,7 @@ def read_json_object(path: str | Path, *, noun: str) -> dict[str, Any]:
     check_path(f"the path of the {noun} file", path)
     try:
         # Windows editors put a byte order mark before UTF-8.
-        text = read_file(path).decode("utf-8-sig")
+        text = Path(path).read_bytes().decode("utf-8-sig")
         fields = json.loads(text, object_pairs_hook=_without_repetition)
     except OSError as error:
         raise ConfigError(f"cannot read the {noun} file {path}: {error.strerror}") from error
@@ -53,34 +47,6 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         [(key, count)] = Counter(key for key, _ in pairs).most_common(1)
         raise ValueError(f"the key {shortened(key)} is there {count} times in one object")
     return fields
-
-
-def read_file(path: str | Path) -> bytes:
-    """Return the content of a regular file, or of a file that this process has open.
-
-    Raises:
-        OSError: it is another kind of file, exceeds `MAX_BYTES`, or cannot be read.
-    """
-    if _open_file(Path(path)) is not None:  # such as /dev/stdin, or a pipe of a shell's <(...)
-        return Path(path).read_bytes()
-    with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > MAX_BYTES:
-            reason = f"it has {size:,} B, of which at most {MAX_BYTES:,} B are read"
-            raise OSError(errno.EFBIG, reason, str(path))
-        return file.read()
-
-
-def open_regular(path: str | Path) -> IO[bytes]:
-    """Open a regular file for reading: a pipe could block forever, and a device may have no end.
-
-    Raises:
-        OSError: it is not a regular file, or cannot be read.
-    """
-    mode = Path(path).stat().st_mode
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # open() refuses a folder
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
 
 
 def write_json(path: str | Path, fields: Mapping[str, Any]) -> None:
@@ -111,30 +77,25 @@ def replaced_file(path: str | Path) -> Iterator[IO[bytes]]:
     """Open a file for writing; it appears when the block ends, completely or not at all.
 
     Readers see the old content until then. A new file has the permissions of the old one, and a
-    link stays a link: the file that it points to is replaced. A device or a pipe has no old content
-    to keep and is written directly, as are "-", which is standard output, and open files such as
-    /dev/stdout.
+    link stays a link: the file that it points to is replaced. Streams are written directly.
 
     Raises:
         OSError: the file cannot be written; its old content is kept.
     """
-    if is_written_through(path):
+    if is_stream(path):
         with _opened(path) as file:
             yield file
         return
     target = Path(os.path.realpath(path))
-    old = _stat(target)
     partial = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     # Users who may not read the old file may not read the partial one either.
-    mode = 0o666 if old is None else stat.S_IMODE(old.st_mode)
+    mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
     try:
-        partial.unlink(missing_ok=True)  # left by a killed process with the same pid
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        descriptor = os.open(partial, flags, 0o666 if mode is None else mode)
         with os.fdopen(descriptor, "wb") as file:
-            if old is not None:
-                with contextlib.suppress(OSError):  # only root may give files away
-                    os.fchown(descriptor, old.st_uid, old.st_gid)
-                with contextlib.suppress(OSError):
+            if mode is not None:
+                with contextlib.suppress(OSError):  # some file systems have no permissions
                     os.fchmod(descriptor, mode)  # the umask may have narrowed it
             yield file
             file.flush()
@@ -175,17 +136,12 @@ def check_file_to_write(key: str, path: object, *, may_be_stream: bool = True) -
     """
     check_path(key, path)
     assert isinstance(path, str | Path)
-    if str(path).endswith(os.sep):
+    folder = Path(os.path.realpath(path)).parent
+    if str(path).endswith(os.sep) or Path(path).is_dir():
         raise ConfigError(f"{key} is {str(path)!r}: it is a folder; name a file")
-    try:
-        is_stream = is_written_through(path)
-        folder = Path(os.path.realpath(path)).parent
-        has_folder = is_stream or not may_be_stream or folder.is_dir()
-    except OSError as error:
-        raise ConfigError(f"{key} is {str(path)!r}: {error.strerror}") from error
-    if is_stream and not may_be_stream:
+    if is_stream(path) and not may_be_stream:
         raise ConfigError(f"{key} is {str(path)!r}, but more than one file is written; name a file")
-    if not has_folder:
+    if may_be_stream and not (is_stream(path) or folder.is_dir()):
         raise ConfigError(f"{key} is {str(path)!r}, but there is no folder {folder}; make it first")
 
 
@@ -193,15 +149,12 @@ def folder_to_write(key: str, path: object) -> Path:
     """Return the path of a folder, which may exist; raise ConfigError if it cannot be made."""
     check_path(key, path)
     assert isinstance(path, str | Path)
-    if path == STANDARD_OUTPUT:
+    if str(path) in STANDARD_OUTPUT:
         raise ConfigError(
-            f"{key} is '-', standard output, but more than one file is written; name a folder"
+            f"{key} is {str(path)!r}, standard output, but several files are written; name a folder"
         )
     folder = Path(path)
-    try:
-        nearest = next(parent for parent in (folder, *folder.parents) if _stat(parent) is not None)
-    except OSError as error:
-        raise ConfigError(f"{key} is {str(path)!r}: {error.strerror}") from error
+    nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not nearest.is_dir():
         raise ConfigError(
             f"{key} is {str(path)!r}, but {nearest} is not a folder; name another one"
@@ -209,61 +162,16 @@ def folder_to_write(key: str, path: object) -> Path:
     return folder
 
 
-def is_written_through(path: str | Path) -> bool:
-    """Return whether a path names a byte stream, which is written without replacing anything.
-
-    Raises:
-        OSError: it can be neither replaced nor written.
-    """
-    if path == STANDARD_OUTPUT or _open_file(Path(path)) is not None:
-        return True
-    found = _stat(Path(path))
-    if found is None or stat.S_ISREG(found.st_mode):
-        return False
-    if stat.S_ISDIR(found.st_mode):
-        raise IsADirectoryError(errno.EISDIR, "it is a folder; name a file", str(path))
-    if stat.S_ISCHR(found.st_mode) or stat.S_ISFIFO(found.st_mode):
-        return True
-    kind = "socket" if stat.S_ISSOCK(found.st_mode) else "block device"
-    raise OSError(errno.EINVAL, f"it is a {kind}; name a file", str(path))
-
-
-def _stat(path: Path) -> os.stat_result | None:
-    """Return the status of a path's target; None if it does not exist."""
-    try:
-        return path.stat()
-    except FileNotFoundError:
-        return None
-
-
-def _open_file(path: Path) -> int | None:
-    """Return the file descriptor of this process that a path such as /dev/stdout names, or None.
-
-    Opening such a path again would truncate a file to which a shell's >> appends.
-    """
-    for _ in range(MAX_LINKS):
-        if os.path.realpath(path.parent) == f"/proc/{os.getpid()}/fd" and path.name.isdecimal():
-            return int(path.name)
-        if not path.is_symlink():
-            break
-        path = path.parent / path.readlink()
-    return None
+def is_stream(path: str | Path) -> bool:
+    """Return whether a path names standard output, a device or a pipe."""
+    found = Path(path)
+    is_special = found.exists() and not (found.is_file() or found.is_dir())
+    return is_special or str(path) in STANDARD_OUTPUT
 
 
 def _opened(path: str | Path) -> IO[bytes]:
-    """Open a byte stream for writing, without waiting for a reader."""
-    number = 1 if path == STANDARD_OUTPUT else _open_file(Path(path))
-    if number == 1:
-        if sys.stdout is None:  # the descriptor is closed, or another file has it
-            raise OSError(errno.EBADF, "standard output is closed", str(path))
-        sys.stdout.flush()  # what was printed before comes first
-    if number is not None:
-        return os.fdopen(os.dup(number), "wb")
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
-    except OSError as error:
-        if error.errno == errno.ENXIO:
-            raise OSError(errno.ENXIO, "nobody reads this pipe", str(path)) from error
-        raise
-    os.set_blocking(descriptor, True)
-    return os.fdopen(descriptor, "wb")
+    """Open a stream for writing."""
+    if str(path) not in STANDARD_OUTPUT:
+        return Path(path).open("wb")
+    sys.stdout.flush()  # what was printed before comes first
+    return os.fdopen(os.dup(1), "wb")

@@ -7,7 +7,6 @@ and stay in the file. A line that a kill cut off does not damage others.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import logging
 import os
@@ -19,7 +18,7 @@ from typing import Any, TypeVar
 from filelock import FileLock, Timeout
 
 from dlrm_sharded.files.errors import ConfigError, DataError, shortened
-from dlrm_sharded.files.json_files import read_file, replace_file
+from dlrm_sharded.files.json_files import replace_file
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +32,6 @@ LOCK_S = 10.0
 
 STAGED = "journal.jsonl"
 """File in the folder of a sweep's run that stages journal lines until the sweep ends."""
-
-MAX_STAGED = 10_000
-"""Largest number of staged lines that are delivered; earlier ones are left out."""
-
-MAX_UNUSABLE = 100_000
-"""Number of unusable lines after which earlier lines are not read."""
 
 MAX_NAMED = 5
 """Largest number of lines that a message names."""
@@ -69,7 +62,6 @@ class LineFile:
         Raises:
             OSError: the file cannot be written.
         """
-        self._check_kind()
         version = {} if self.format is None else {"format": self.format}
         line = json.dumps({**version, **fields}, allow_nan=False).encode()
         with self.path.open("ab") as file:
@@ -83,7 +75,7 @@ class LineFile:
         If that is impossible, warn and return False.
         """
         if self.staged is not None:
-            target = {"path": str(self.path.absolute()), "noun": self.noun, "format": self.format}
+            target = {"file": self.path.name, "noun": self.noun, "format": self.format}
             return LineFile(self.staged, self.noun).note({"to": target, "fields": fields})
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,40 +93,32 @@ class LineFile:
         """Warn that a line is not written, and why."""
         log.warning("the %s could not be added to the journal %s: %s", self.noun, self.path, reason)
 
-    def latest(self, parse: Callable[[Mapping[str, Any]], T | None], *, most: int) -> dict[int, T]:
-        """Read a file that many runs share; if that is impossible, warn and return no lines."""
-        try:
-            return self.read(parse, most=most)
-        except OSError as error:
-            log.warning("the journal of %ss %s cannot be read: %s", self.noun, self.path, error)
-            return {}
-
-    def read(
+    def latest(
         self, parse: Callable[[Mapping[str, Any]], T | None], *, most: int | None = None
     ) -> dict[int, T]:
         """Return the latest usable lines by line number, in the order of the file.
+
+        If the file cannot be read, warn and return no lines.
 
         Args:
             parse: converts the fields of a line; returns None to leave the line out silently, and
                 raises DataError with the reason if the line is unusable.
             most: largest number of lines to return; None for all.
-
-        Raises:
-            OSError: the file exists but cannot be read.
         """
         try:
-            lines = read_file(self.path).splitlines()
+            lines = self.path.read_bytes().splitlines()
         except (FileNotFoundError, NotADirectoryError):
+            return {}
+        except OSError as error:
+            log.warning("the journal of %ss %s cannot be read: %s", self.noun, self.path, error)
             return {}
         found: dict[int, T] = {}
         unusable: list[str] = []
-        later: list[str] = []
         for number in range(len(lines), 0, -1):
             try:
                 fields = json.loads(lines[number - 1])
-                if self.format is not None and _is_later(self.format, fields["format"]):
-                    later.append(f"line {number}")
-                    continue
+                if self.format is not None and fields["format"] > self.format:
+                    raise DataError("it is of a later version of dlrm_sharded")
                 parsed = parse(fields)
             except DataError as error:
                 unusable.append(f"line {number} ({error})")
@@ -143,28 +127,19 @@ class LineFile:
             else:
                 if parsed is not None:
                     found[number] = parsed
-            if len(found) == most or len(unusable) + len(later) == MAX_UNUSABLE:
+            if len(found) == most:
                 break
-        for numbers, problem in (
-            (unusable, "cannot be used and {} skipped"),
-            (later, "{} of a later version of dlrm_sharded and skipped"),
-        ):
-            if numbers:
-                log.warning(
-                    "%d of %d lines of the journal of %ss %s %s: %s",
-                    len(numbers),
-                    len(lines),
-                    self.noun,
-                    self.path,
-                    problem.format("is" if len(numbers) == 1 else "are"),
-                    named(numbers[::-1]),
-                )
+        if unusable:
+            log.warning(
+                "%d of %d lines of the journal of %ss %s cannot be used and %s skipped: %s",
+                len(unusable),
+                len(lines),
+                self.noun,
+                self.path,
+                "is" if len(unusable) == 1 else "are",
+                named(unusable[::-1]),
+            )
         return dict(reversed(found.items()))
-
-    def _check_kind(self) -> None:
-        """Raise OSError if the path exists but is not a file: a pipe could block forever."""
-        if self.path.exists() and not self.path.is_file():
-            raise OSError(errno.EINVAL, "it is not a regular file", str(self.path))
 
 
 def locked(path: Path, *, refusal: str) -> FileLock:
@@ -224,17 +199,15 @@ def deliver(staged: Path, folder: Path) -> None:
     """Append staged lines to their files, once; the staged file stays, with the suffix .delivered.
 
     Args:
-        folder: folder that must contain the target file of each staged line.
+        folder: folder of the target files.
     """
 
     def parsed(fields: Mapping[str, Any]) -> tuple[LineFile, Mapping[str, Any]]:
         to = fields["to"]
-        path = Path(to["path"])
-        if path.parent.resolve() != folder.resolve():
-            raise DataError(f"it is for {shortened(str(path))}, which is not in {folder}")
+        path = folder / Path(to["file"]).name
         return LineFile(path, to["noun"], to["format"]), dict(fields["fields"])
 
-    lines = LineFile(staged, "note").latest(parsed, most=MAX_STAGED)
+    lines = LineFile(staged, "note").latest(parsed)
     if lines:
         staged.replace(staged.with_suffix(".delivered"))
     for file, fields in lines.values():
@@ -249,17 +222,6 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         for key in dict.fromkeys([*now, *before])
         if before.get(key) != now.get(key)
     )
-
-
-def _is_later(ours: int, theirs: object) -> bool:
-    """Return whether the format of a line is later than the one that this version writes.
-
-    Raises:
-        DataError: it is not a format number.
-    """
-    if type(theirs) is not int or theirs < 1:
-        raise DataError(f"its format is {shortened(theirs)}")
-    return theirs > ours
 
 
 def named(lines: list[str]) -> str:

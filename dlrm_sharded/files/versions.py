@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 
 
 def readable_versions(packages: Iterable[str]) -> dict[str, str]:
-    """Return the versions of the packages that are installed and whose metadata give a version."""
-    found: dict[str, str | None] = {}
+    """Return the versions of the packages that are installed."""
+    found = {}
     for package in packages:
-        try:
+        with contextlib.suppress(PackageNotFoundError):
             found[package] = version(package)
-        except (PackageNotFoundError, OSError, ValueError, KeyError):
-            continue  # without a version, metadata gives None or a KeyError, by version of Python
-    return {package: text for package, text in found.items() if text}
+    return found

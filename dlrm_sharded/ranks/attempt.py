@@ -11,7 +11,7 @@ import os
 from datetime import datetime
 from pathlib import Path
 
-from dlrm_sharded.files.json_files import read_file, replace_file
+from dlrm_sharded.files.json_files import replace_file
 from dlrm_sharded.ranks.process import start_ticks
 
 RESTARTS_VARIABLE = "DLRM_SHARDED_RESTARTS"
@@ -54,7 +54,7 @@ def started(time_format: str) -> str:
     path = STARTED_FOLDER / hashlib.sha256(job.encode()).hexdigest()[:32]
     if is_restart():
         with contextlib.suppress(OSError, ValueError):
-            return datetime.fromisoformat(read_file(path).decode()).strftime(time_format)
+            return datetime.fromisoformat(path.read_text()).strftime(time_format)
     with contextlib.suppress(OSError):  # the run's own folder will raise the same, with a message
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, now.isoformat().encode())

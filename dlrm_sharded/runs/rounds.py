@@ -71,7 +71,7 @@ def rounds_file(run_dir: Path) -> LineFile:
 def read_rounds(run_dir: Path) -> dict[int, Round]:
     """Return the rounds of a run by number; if a round was repeated, its latest measurement."""
     file, parse = rounds_file(run_dir), functools.partial(read_form, form=Round, name="a round")
-    return {found.round: found for found in file.latest(parse, most=10**6).values()}
+    return {found.round: found for found in file.latest(parse).values()}
 
 
 def disturbed_rounds(runs: Sequence[Mapping[int, Round]]) -> set[int]:

@@ -65,7 +65,7 @@ def test_what_a_disk_refuses_to_read_is_not_called_damaged(tmp_path, rank, monke
 
         return refuse
 
-    monkeypatch.setattr(os, "open", refusing(os.open))
+    monkeypatch.setattr(Path, "open", refusing(Path.open))
     start = begin_from("auto", tmp_path, rank)
     assert (start.step, start.damaged) == (1, ())
 
