@@ -70,7 +70,11 @@ def write_checkpoint(
     mine = {place: blocks[place] for place, writer in writers.items() if writer == rank}
     with all_or_none(group=group):
         for (name, _), block in mine.items():
-            _check_finite(name, block, state)
+            if num_bad := num_not_finite(block, may_be_infinite=name in state.buffers):
+                raise DivergenceError(
+                    f"{num_bad:,} of {block.numel():,} values of {name} are not finite after step "
+                    f"{state.step}"
+                )
     with all_or_none(group=group):
         files, written = _write_parts(folder, mine, rank)
     forms = {name: (logical.dtype, logical.shape) for name, logical in tensors.items()}
@@ -129,15 +133,6 @@ def _write_part(path: Location, tensors: Mapping[str, Tensor]) -> PartFile:
 
     write_durably(path, counted())
     return PartFile(size_bytes, checksum)
-
-
-def _check_finite(name: str, block: Tensor, state: RunState) -> None:
-    num_bad = num_not_finite(block, may_be_infinite=name in state.buffers)
-    if num_bad:
-        raise DivergenceError(
-            f"{num_bad:,} of {block.numel():,} values of {name} are not finite after step "
-            f"{state.step}"
-        )
 
 
 def _write_manifest(folder: Location, state: RunState, by_rank: Sequence[Written]) -> None:

@@ -52,10 +52,5 @@ def draw(
     return draw_tables(pool, num_tables=num_tables, dims=dims, seed=int(rng.integers(2**32)))
 
 
-def num_bytes(tables: Sequence[Table]) -> int:
-    """Return the bytes of the weights, as `Topology` counts them by default."""
-    return sum(4 * table.num_embeddings * table.embedding_dim for table in tables)
-
-
 def with_rows(table: Table, num_rows: float) -> Table:
     return dataclasses.replace(table, num_embeddings=max(1, int(num_rows)))

@@ -12,10 +12,9 @@ from dlrm_sharded.datasets.benchmark_task import (
     BenchmarkTask,
     cpu_ranks,
     draw,
-    num_bytes,
     with_rows,
 )
-from dlrm_sharded.datasets.presets import dlrm_datasets_pool
+from dlrm_sharded.datasets.presets import dlrm_datasets_pool, num_bytes
 from dlrm_sharded.plans.layouts import RowBlocks
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.tables import COLUMN_MULTIPLE, Table

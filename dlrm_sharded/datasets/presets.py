@@ -219,14 +219,15 @@ def cap_rows(tables: Sequence[Table], max_rows: int | None) -> Tables:
             f"{max_rows:,}",
             num_cut,
             len(tables),
-            _weights_gib(capped),
-            _weights_gib(tables),
+            num_bytes(capped) / 2**30,
+            num_bytes(tables) / 2**30,
         )
     return capped
 
 
-def _weights_gib(tables: Sequence[Table]) -> float:
-    return sum(4 * table.num_embeddings * table.embedding_dim for table in tables) / 2**30
+def num_bytes(tables: Sequence[Table]) -> int:
+    """Return the bytes of the weights, as `Topology` counts them by default."""
+    return sum(4 * table.num_embeddings * table.embedding_dim for table in tables)
 
 
 def _groups(groups: Sequence[tuple[int, float, int, int]]) -> Tables:

@@ -19,7 +19,6 @@ from dlrm_sharded.datasets.benchmark_task import (
     BenchmarkTask,
     cpu_ranks,
     draw,
-    num_bytes,
     with_rows,
 )
 from dlrm_sharded.datasets.feasibility_tasks import feasibility_tasks
@@ -37,6 +36,7 @@ from dlrm_sharded.datasets.presets import (
     dlrm_datasets_pool,
     embedding_demo,
     mlperf_dcnv2,
+    num_bytes,
     nvidia_small,
     nvidia_tiny,
     rm1,

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch._functorch import config as functorch_config
 
-from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.files.errors import ConfigError, check_choice
 
 log = logging.getLogger(__name__)
 
@@ -33,10 +33,8 @@ def check_compile_mode(mode: str | None, *, in_graph: bool) -> None:
     Args:
         in_graph: whether the layers are replayed as part of a larger CUDA graph.
     """
-    if mode is not None and mode not in COMPILE_MODES:
-        raise ConfigError(
-            f"model.compile_mode is {mode!r}; known: null, {', '.join(COMPILE_MODES)}"
-        )
+    if mode is not None:
+        check_choice("model.compile_mode", mode, COMPILE_MODES)
     if in_graph and mode in MODES_WITH_GRAPHS:
         raise ConfigError(
             f"model.compile_mode={mode} replays the layers as CUDA graphs, which model.dense_graph "
