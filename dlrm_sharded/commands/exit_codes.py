@@ -111,7 +111,7 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             _write_error_file(error, reason, exit_code=code, line=message, is_said=is_said)
             if code != RANK_EXIT_PREEMPTED and (
-                all_ranks_alike or isinstance(error, EndedRankError)
+                all_ranks_alike or is_agreed or isinstance(error, EndedRankError)
             ):
                 _end_together(reason, is_reported=is_said, is_first=all_ranks_alike)
     else:

@@ -210,11 +210,15 @@ def test_ranks_are_ended_by_their_launcher(monkeypatch):
     ids=["its_own", "of_all_ranks"],
 )
 def test_other_ranks_report_only_their_own(everywhere, printed, monkeypatch, capsys):
-    monkeypatch.setenv("RANK", "1")
+    for key, value in {"RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(key, value)
+    waits = []
+    monkeypatch.setattr(exit_codes_module, "_end_together", lambda *_, **options: waits.append(1))
     error = ConfigError(NO_PLAN)
     with pytest.raises(SystemExit) as ended, exit_codes():
         raise as_reported_by_rank_zero(error) if everywhere else error
     assert ended.value.code == EXIT_USER_ERROR
+    assert len(waits) == everywhere, "torchrun would end rank 0, which reports it"
     assert capsys.readouterr().err == printed
 
 
