@@ -97,12 +97,14 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _log_levels() -> Iterator[None]:
-    """Give each test the levels that a process starts with: a command's `main` sets others."""
+def _logging() -> Iterator[None]:
+    """Give each test the levels and handlers of a new process: a command's `main` sets others."""
+    handlers = logging.root.handlers[:]
     levels = {name: logging.getLogger(name).level for name in (None, "dlrm_sharded")}
     yield
     for name, level in levels.items():
         logging.getLogger(name).setLevel(level)
+    logging.root.handlers[:] = handlers
 
 
 @pytest.fixture(scope="session")
