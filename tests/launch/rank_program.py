@@ -94,7 +94,7 @@ def checkpoint(rank: Rank, folder: Path) -> None:
         stopped += len(signals)
         dist.all_reduce(stopped, op=dist.ReduceOp.MAX)
         time.sleep(0.02)
-    while not (folder / "go").exists():  # the disk is slow
+    while not (signals and (folder / "go").exists()):  # the disk is slow
         time.sleep(0.02)
     (folder / f"checkpoint_{rank.rank}").write_text(str(signals[0]))
 
@@ -135,7 +135,8 @@ def train(rank: Rank, folder: Path) -> None:
         is_done += float(rank.is_zero and (folder / "go").exists())
         dist.all_reduce(is_done)
         rank.heartbeat.beat(step)
-        (folder / f"ready_{rank.rank}").touch()
+        if step == 1:  # a disk may be slow, and each step that is would be said
+            (folder / f"ready_{rank.rank}").touch()
         if is_done:
             break
         time.sleep(0.02)
