@@ -3,7 +3,9 @@
 `python -m tests.preloaded.ranks CALL RESULT` is one of the ranks.
 """
 
+import contextlib
 import pickle
+import random
 import signal
 import socket
 import subprocess
@@ -66,9 +68,12 @@ def environments(
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A free port of those that Linux does not give to other processes by itself meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 20_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
 
 
 def environment(gpus: Sequence[str] = ()) -> dict[str, str]:

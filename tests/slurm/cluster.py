@@ -8,7 +8,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tests.hosts import why_no_hosts
+from tests.preloaded.ranks import free_port
 from tests.slurm.configuration import SLURM_CONF, SLURMDBD_CONF
 from tests.slurm.namespace import kill, mount_namespace, processes_in
 
@@ -33,7 +33,7 @@ PROGRAMS = (
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"], "/usr/sbin", "/sbin"])
 
 START_LIMIT_S = 300.0
-STOP_LIMIT_S = 5.0
+STOP_LIMIT_S = 60.0
 REQUEUE_LIMIT_S = 600.0
 
 
@@ -172,7 +172,7 @@ def slurm_cluster(folder: Path) -> Iterator[Cluster]:
 
 
 def _write_settings(folder: Path, sockets: str, addresses: Mapping[str, str]) -> None:
-    controller_port, accounting_port, *node_ports = _free_ports(2 + len(addresses))
+    controller_port, accounting_port, *node_ports = (free_port() for _ in range(2 + len(addresses)))
     nodes = [
         f"NodeName={name} NodeAddr={address} Port={port} CPUs=4 RealMemory=8000"
         for (name, address), port in zip(addresses.items(), node_ports, strict=True)
@@ -184,14 +184,6 @@ def _write_settings(folder: Path, sockets: str, addresses: Mapping[str, str]) ->
     (folder / "slurm.conf").write_text(slurm_conf)
     _write_secret(folder / "slurmdbd.conf", SLURMDBD_CONF.format(**places).encode())
     _write_secret(folder / "munge.key", secrets.token_bytes(128))
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("", 0))
-        return [probe.getsockname()[1] for probe in probes]
 
 
 def _write_secret(path: Path, content: bytes) -> None:
