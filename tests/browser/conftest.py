@@ -23,6 +23,9 @@ FLAGS = [
 ]
 """Chromium's flags that Playwright does not set; the last puts all other hosts out of reach."""
 
+LIMIT_MS = 600_000
+"""Playwright waits for 30 s, which is too short for a busy machine."""
+
 LOCAL = ("http://127.0.0.1:", "blob:http://127.0.0.1:", "data:", "about:blank")
 
 
@@ -64,7 +67,7 @@ def browser() -> Iterator[Browser]:
     with (
         sync_playwright() as playwright,
         playwright.chromium.launch(
-            executable_path=CHROMIUM, chromium_sandbox=False, args=FLAGS
+            executable_path=CHROMIUM, chromium_sandbox=False, args=FLAGS, timeout=LIMIT_MS
         ) as browser,
     ):
         yield browser
@@ -75,6 +78,7 @@ def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
     """A page with a fresh profile, which must not have asked any other machine for anything."""
     urls: list[str] = []
     with browser.new_context(viewport={"width": WIDTH, "height": HEIGHT}) as context:
+        context.set_default_timeout(LIMIT_MS)
         context.on("request", lambda asked: urls.append(asked.url))
         context.add_init_script(DEEP_JS)
         page = context.new_page()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -58,15 +59,39 @@ class KillsRankZeroOnce(SyntheticDataset):
 
 
 class KillsItselfOnce(SyntheticDataset):
-    """When there is a checkpoint in the folder's run, unless there is a file `killed`."""
+    """When the folder has such a file, unless it has a file `killed`."""
+
+    def __init__(self, *args: Any, folder: str, file: str, number: int, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._folder, self._file, self._number = Path(folder), file, number
+
+    def batch(self, *arguments: Any, **options: Any) -> Batch:
+        killed = self._folder / "killed"
+        if not killed.exists() and any(self._folder.glob(self._file)):
+            killed.touch()
+            os.kill(os.getpid(), self._number)
+        return super().batch(*arguments, **options)
+
+
+def kills_itself_once(folder: Path, file: str, number: int = signal.SIGKILL) -> list[str]:
+    """The settings of such a dataset."""
+    options = {"folder": folder, "file": file, "number": int(number)}
+    target = "data._target_=tests.e2e.own_datasets.KillsItselfOnce"
+    return [target, *(f"+data.{key}={value}" for key, value in options.items())]
+
+
+class Slow(SyntheticDataset):
+    """Each batch takes 0.1 s or more, until there is a file `go` in the folder."""
 
     def __init__(self, *arguments: Any, folder: str, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._folder = Path(folder)
+        self._go = Path(folder) / "go"
 
-    def batch(self, split: Any, index: int, *, rank: int, world_size: int) -> Batch:
-        killed = self._folder / "killed"
-        if not killed.exists() and any(self._folder.glob("run/checkpoints/step-*/manifest.json")):
-            killed.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().batch(split, index, rank=rank, world_size=world_size)
+    def batch(self, *arguments: Any, **options: Any) -> Batch:
+        time.sleep(0 if self._go.exists() else 0.1)
+        return super().batch(*arguments, **options)
+
+
+def slow(folder: Path) -> list[str]:
+    """The settings of such a dataset, with which a test can meet a training in its middle."""
+    return ["data._target_=tests.e2e.own_datasets.Slow", f"+data.folder={folder}"]

@@ -7,6 +7,7 @@ import pytest
 from dlrm_sharded.plans.plan import read_plan
 from tests import preloaded
 from tests.conftest import SMALL_RUN
+from tests.e2e.own_datasets import kills_itself_once
 from tests.e2e.runs import LAUNCHERS, environment, result_of, train
 
 OWN_DATASETS = Path(__file__).parent
@@ -15,7 +16,7 @@ SETTINGS = (
     *(*SMALL_RUN, "trainer.num_steps=24"),
     *("optimizer=sgd", "optimizer.embedding_learning_rate=0.01", "cost_model=none", "resume=auto"),
     *("trainer.checkpoint.every_steps=4", "trainer.checkpoint.background=false"),
-    *("data._target_=own_datasets.KillsItselfOnce", "data.pregenerate=false"),
+    "data.pregenerate=false",
 )
 
 
@@ -24,8 +25,8 @@ def test_a_killed_run_goes_on_under_another_plan(tmp_path):
 
     def run(name: str, *overrides: str, **options: int) -> str:
         folder = tmp_path / name
-        settings = (*SETTINGS, f"+data.folder={tmp_path}", *overrides)
-        return train(folder, *settings, python_path=OWN_DATASETS, **options).stderr
+        data = kills_itself_once(tmp_path, "run/checkpoints/step-*/manifest.json")
+        return train(folder, *SETTINGS, *data, *overrides, **options).stderr
 
     run("run", "sharder=dim", ranks=1, exit_code=1)
     before = read_plan(tmp_path / "run" / "plan.json")

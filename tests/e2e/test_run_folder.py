@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,11 +11,13 @@ import pytest
 
 from tests import preloaded
 from tests.conftest import SMALL_RUN
+from tests.e2e.own_datasets import kills_itself_once
 from tests.e2e.runs import environment, events_of, result_of, train, train_alone
 
 pytestmark = pytest.mark.slow
 
-NUM_STEPS = 400
+CHECKPOINTS = "checkpoints/step-*"
+NUM_STEPS = 100
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -36,21 +37,19 @@ def written_events(folder: Path) -> list[bytes]:
 def living_run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator["subprocess.Popen[str]"]:
     """A run that has written its first checkpoint, or begun if it writes none, and waits."""
     first, *overrides = getattr(
-        request, "param", ("checkpoints/step-*", "trainer.checkpoint.every_steps=10")
+        request, "param", (CHECKPOINTS, "trainer.checkpoint.every_steps=10")
     )
     job = preloaded.start(
         *("-m", "dlrm_sharded.train", f"hydra.run.dir={tmp_path}", *SMALL_RUN),
         *(*overrides, f"trainer.num_steps={NUM_STEPS}"),
+        *kills_itself_once(tmp_path, first, signal.SIGSTOP),
         env=environment(),
         stderr=subprocess.PIPE,
         own_process=True,
     )
     try:
-        while not list(tmp_path.glob(first)):
-            assert job.poll() is None, "the job ended early"
-            time.sleep(0.05)
-        os.kill(job.pid, signal.SIGSTOP)
-        os.waitpid(job.pid, os.WUNTRACED)  # until its last thread has stopped
+        _, status = os.waitpid(job.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status), "the job ended early"
         yield job
     finally:
         job.kill()
@@ -74,7 +73,7 @@ def test_a_second_job_writes_nothing(living_run, tmp_path, ranks, resume):
 @pytest.mark.parametrize(
     "living_run",
     [
-        ("checkpoints/step-*", "trainer.checkpoint.every_steps=10"),
+        (CHECKPOINTS, "trainer.checkpoint.every_steps=10"),
         ("run.json", "trainer.checkpoint.every_s=null"),
     ],
     ids=["checkpoints", "no_checkpoints"],
@@ -100,7 +99,9 @@ def test_a_run_that_was_killed_goes_on_at_once(living_run, tmp_path):
     living_run.kill()
     living_run.wait()
     (tmp_path / "checkpoints" / "step-0000009999").mkdir()
-    done = train_alone(tmp_path, *SMALL_RUN, "resume=auto", f"trainer.num_steps={NUM_STEPS}")
+    data = kills_itself_once(tmp_path, CHECKPOINTS, signal.SIGSTOP)
+    settings = ("resume=auto", f"trainer.num_steps={NUM_STEPS}", *data)
+    done = train_alone(tmp_path, *SMALL_RUN, *settings)
     names = [path.name for path in (tmp_path / "checkpoints").iterdir()]
     assert sorted(names)[0] == "set-aside-step-0000009999"
     assert "step-0000009999" not in names

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
-LINGER_LIMIT_S = 5.0
+LINGER_LIMIT_S = 60.0
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import SMALL_RUN
+from tests.e2e.own_datasets import slow
 from tests.e2e.runs import result_of
 from tests.launch.conftest import LISTENING, jobs_of, states_of
 from tests.preloaded import ROOT
@@ -26,8 +27,8 @@ SLURM = ["hydra.launcher.scheduler=slurm", "hydra.launcher.poll_s=0.2"]
 NODES = ["hydra.launcher.j=2x1", "hydra.launcher.gpu=0", "hydra.launcher.cpu=1"]
 SMALL_STEPS = ["data.max_rows=500", "batch_size=256"]
 LONG = ["trainer.num_steps=100000", *SMALL_STEPS]
-PREEMPTED_STEPS = 1000
-"""Long enough that Slurm takes the nodes away before the training ends, on a fast machine, too."""
+SLOW_STEPS = 200
+"""With slow data, Slurm takes the nodes away before the training ends, on a fast machine, too."""
 
 
 def torchx(slurm: Cluster, cwd: Path, *arguments: str) -> str:
@@ -166,16 +167,18 @@ def test_preempted(slurm, tmp_path):
     """A job that Slurm runs again goes on in the middle of its training."""
     sweep_dir = tmp_path / "sweep"
     overrides = ["sharder=dim", "hydra.launcher.scheduler_args={partition: low}"]
-    steps = [f"trainer.num_steps={PREEMPTED_STEPS}", "trainer.checkpoint.every_steps=100"]
-    process = slurm.popen(sweep(sweep_dir, *steps, *SMALL_STEPS, *overrides), cwd=tmp_path)
+    overrides += [f"trainer.num_steps={SLOW_STEPS}", "trainer.checkpoint.every_steps=20"]
+    overrides += [*SMALL_STEPS, *slow(tmp_path)]
+    process = slurm.popen(sweep(sweep_dir, *overrides), cwd=tmp_path)
     wait_until(lambda: list((sweep_dir / "dim_0").glob("checkpoints/step-*")), "the job trains")
     job_id = jobs_of(sweep_dir)[0]["app"].rpartition("/")[2]
     slurm.preempt()
     slurm.wait_for(job_id, "PENDING", components=2)
     slurm.start_now(job_id)
+    (tmp_path / "go").touch()
     said, failed = process.communicate()
     assert process.returncode == 0, said + failed
     assert states_of(sweep_dir) == ["succeeded"]
     result = result_of(sweep_dir / "dim_0")
-    assert (result["interruptions"], result["steps"]) == (1, PREEMPTED_STEPS)
+    assert (result["interruptions"], result["steps"]) == (1, SLOW_STEPS)
     assert "resuming at step" in (sweep_dir / "dim_0" / "train.log").read_text()
