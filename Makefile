@@ -63,7 +63,7 @@ unit: $(VENV)/installed  ## run the unit and contract tests
 tensorboard: $(VENV)/installed  ## show the runs in runs/ on 127.0.0.1
 	$(BIN)/tensorboard --logdir runs --host 127.0.0.1
 
-benchmark: $(VENV)/installed  ## measure sharders, or training against TorchRec; ARGS="plans" or "plain"
+benchmark: $(VENV)/installed  ## measure sharders, or training against TorchRec; ARGS="plans", "plain" or "host"
 	$(BIN)/python scripts/benchmark.py $(or $(ARGS),plans)
 
 soak: $(VENV)/installed  ## test wrong inputs and interruptions for an hour; ARGS="--number 10"

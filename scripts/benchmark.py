@@ -2,20 +2,25 @@
 
 python scripts/benchmark.py plans    dlrm-compare on presets and task sets
 python scripts/benchmark.py plain    steps of the trainer and of a plain TorchRec script, in turns
+python scripts/benchmark.py host     CPU time of a step on the host, here and in TorchRec's pipeline
 
 plans passes arguments with "=" to dlrm-compare: plans --sets paper num=20 sharders=[dim,torchrec].
+plain trains a DLRM with both; host trains MLPerf's DLRM-DCNv2 with the smallest tensors, and on a
+CPU stands for the host of a GPU without its launches, streams and page-locked copies.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import logging
 import os
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +32,17 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 
 from dlrm_sharded.files.text_table import Column, TextTable
 from dlrm_sharded.ranks.distributed import Rank, process_group
+from dlrm_sharded.training.pipeline import CLASSES
 from dlrm_sharded.training.trainer import Trainer, TrainerConfig
-from models import OPTIMIZER, batches, our_training, plain_training, stream
+from models import FULL, OPTIMIZER, TINY, our_training, plain_training, stream
 
 PRESETS = Path(__file__).resolve().parents[1] / "conf" / "preset"
 SETS = ("paper", "feasibility", "scale_whole", "models")
 PLAIN, OURS = "TorchRec", "dlrm_sharded"
+NUM_BATCHES = 4
+WARMUP_STEPS, PROFILED_STEPS = 5, 3
+NO_WORK = ("aten::empty", "aten::new_empty", "aten::resize_", "aten::set_", "aten::detach_")
+"""Operators that allocate memory or make views, although their schemas do not show it."""
 
 
 def compare_commands(sets: Sequence[str], out: Path, overrides: Sequence[str]) -> list[list[str]]:
@@ -53,15 +63,15 @@ def run_modules(commands: Sequence[Sequence[str]]) -> int:
 
 def plain(rank: Rank, *, batch_size: int, steps: int, rounds: int) -> str:
     """Time loops of TorchRec and of the trainer in interleaved rounds; return their table."""
-    dataset = batches(batch_size, steps)
-    model, optimizer = plain_training(rank, batch_size)
-    trained, our_optimizer = our_training(rank, batch_size)
+    dataset = FULL.batches(batch_size, steps)
+    model, optimizer = plain_training(FULL, rank, batch_size)
+    trained, our_optimizer = our_training(FULL, rank, batch_size)
 
     def train_plainly() -> None:
         pipeline = TrainPipelineSparseDist(model, optimizer, rank.device)
-        of_rank = stream(dataset, rank)
+        batches = stream(dataset, rank)
         for _ in range(steps):
-            pipeline.progress(of_rank)
+            pipeline.progress(batches)
         pipeline.detach()
 
     def train() -> None:
@@ -89,10 +99,14 @@ def seconds_of(loop: Callable[[], object], rank: Rank) -> float:
     dist.barrier()
     started = time.perf_counter()
     loop()
-    if rank.device.type == "cuda":
-        torch.cuda.synchronize()
+    wait_for(rank)
     dist.barrier()
     return time.perf_counter() - started
+
+
+def wait_for(rank: Rank) -> None:
+    if rank.device.type == "cuda":
+        torch.cuda.synchronize()
 
 
 def interleaved(
@@ -122,8 +136,76 @@ def table_of(figures: Mapping[str, np.ndarray], titles: Sequence[str]) -> str:
     return TextTable(["loop", *columns, f"{titles[0]}: over {PLAIN}'s"], rows).markdown()
 
 
+def host(rank: Rank, *, batch_size: int, steps: int, rounds: int, compile_mode: str | None) -> str:
+    """Measure the CPU time of a step of each pipeline in interleaved rounds; return their table."""
+    options: dict[str, dict[str, Any]] = {OURS: {}, "dense graph": {"dense_graph": True}}
+    if compile_mode:
+        options[f"compiled {compile_mode}"] = {"compile_mode": compile_mode}
+    pipelines: dict[str, Any] = {
+        PLAIN: TrainPipelineSparseDist(*plain_training(TINY, rank, batch_size), rank.device)
+    }
+    for name, of_model in options.items():
+        training = our_training(TINY, rank, batch_size, "size_lookup", **of_model)
+        pipelines[name] = CLASSES["sparse_dist"](*training, rank.device)
+    batches = itertools.cycle(list(stream(TINY.batches(batch_size, NUM_BATCHES), rank)))
+    loops = {
+        name: functools.partial(cpu_ms, pipeline, batches, steps, rank)
+        for name, pipeline in pipelines.items()
+    }
+    times = interleaved(loops, rounds, lambda loop: loop())
+    figures = {}
+    for name, pipeline in pipelines.items():
+        calls = np.full((rounds, 1), calls_of(pipeline, batches))
+        figures[name] = np.hstack([np.array(times[name]), calls])
+    return table_of(figures, ("main thread, ms", "process, ms", "operators"))
+
+
+def cpu_ms(pipeline: Any, batches: Any, steps: int, rank: Rank) -> tuple[float, float]:
+    """Return the CPU time of a step, in ms: of the main thread, and of all threads of the process.
+
+    A separate thread launches the backward pass on a GPU. Waiting takes no CPU time.
+    """
+    for _ in range(WARMUP_STEPS):
+        pipeline.progress(batches)
+    dist.barrier()
+    main_s, process_s = time.thread_time(), time.process_time()
+    for _ in range(steps):
+        pipeline.progress(batches)
+    main_s, process_s = time.thread_time() - main_s, time.process_time() - process_s
+    wait_for(rank)
+    return 1e3 * main_s / steps, 1e3 * process_s / steps
+
+
+def calls_of(pipeline: Any, batches: Any) -> float:
+    """Return the number of operators in a step that compute or move data, without nested ones."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        for _ in range(PROFILED_STEPS):
+            pipeline.progress(batches)
+    events = profiler.events() or ()
+    leaves = [e for e in events if works(e.name) and not any(map(works, names_below(e)))]
+    return len(leaves) / PROFILED_STEPS
+
+
+def names_below(event: Any) -> Iterator[str]:
+    for child in event.cpu_children:
+        yield child.name
+        yield from names_below(child)
+
+
+@functools.cache
+def works(name: str) -> bool:
+    """Return whether a profiler event is an operator other than a view or an allocation."""
+    namespace, _, operator = name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace, None), operator, None) if operator else None
+    if not isinstance(packet, torch._ops.OpOverloadPacket) or name.startswith(NO_WORK):
+        return False
+    overload = getattr(packet, packet.overloads()[0])
+    aliases = [returned.alias_info for returned in overload._schema.returns]
+    return all(alias is None or alias.is_write for alias in aliases)
+
+
 def on_ranks(options: argparse.Namespace) -> int:
-    """Run `plain` on ranks on this machine; rank 0 prints its table."""
+    """Run a part on ranks on this machine; rank 0 prints its table."""
     if "RANK" not in os.environ:
         os.environ |= {
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
@@ -133,9 +215,12 @@ def on_ranks(options: argparse.Namespace) -> int:
         return run_modules([["dlrm_sharded.ranks.torchrun", *ranks, *sys.argv]])
     warnings.simplefilter("ignore")
     logging.getLogger("dlrm_sharded").setLevel(logging.ERROR)
-    sizes = {key: getattr(options, key) for key in ("batch_size", "steps", "rounds")}
+    shared = {key: getattr(options, key) for key in ("batch_size", "steps", "rounds")}
     with process_group() as rank:
-        table = plain(rank, **sizes)
+        if options.part == "plain":
+            table = plain(rank, **shared)
+        else:
+            table = host(rank, **shared, compile_mode=options.compile_mode)
         if rank.is_zero:
             load = ", ".join(f"{x:.2f}" for x in os.getloadavg())
             print(
@@ -155,11 +240,15 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     plans = parts.add_parser("plans")
     plans.add_argument("--sets", type=lambda text: text.split(","), default=SETS)
     plans.add_argument("--out", type=Path, default=Path("comparison"))
-    loops = parts.add_parser("plain", formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    loops.add_argument("--ranks", type=int, default=2, help="ranks of a run")
-    loops.add_argument("--batch-size", type=int, default=2048, help="of all ranks")
-    loops.add_argument("--steps", type=int, default=12, help="of one loop in one round")
-    loops.add_argument("--rounds", type=int, default=24, help="at least 1")
+    timed = {"plain": (2048, 12, 24), "host": (64, 40, 12)}
+    for name, (batch_size, steps, rounds) in timed.items():
+        part = parts.add_parser(name, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+        part.add_argument("--ranks", type=int, default=2, help="ranks of a run")
+        part.add_argument("--batch-size", type=int, default=batch_size, help="of all ranks")
+        part.add_argument("--steps", type=int, default=steps, help="of one loop in one round")
+        part.add_argument("--rounds", type=int, default=rounds, help="at least 1")
+        if name == "host":
+            part.add_argument("--compile-mode", help="of one more loop")
     options, overrides = parser.parse_known_args(words)
     if wrong := [word for word in overrides if "=" not in word or options.part != "plans"]:
         parser.error(f"unknown arguments: {' '.join(wrong)}")

@@ -61,10 +61,11 @@ def test_all_parts_of_several_gpus(tmp_path: Path) -> None:
     assert -1 <= found["sharders"]["rank correlation"]["value"] <= 1
 
 
-def test_training_beside_torchrec() -> None:
+@pytest.mark.parametrize("part", ["plain", "host"])
+def test_training_beside_torchrec(part: str) -> None:
     sizes = ["--ranks", "1", "--batch-size", "64", "--steps", "2", "--rounds", "1"]
     script = str(ROOT / "scripts" / "benchmark.py")
-    done = preloaded.run(script, "plain", *sizes, env=environment(), exit_code=0)
+    done = preloaded.run(script, part, *sizes, env=environment(), exit_code=0)
     assert "1 ranks on cpu, batch 64; 1 rounds of 2 steps" in done.stdout
     assert "| TorchRec | " in done.stdout
     assert "| dlrm_sharded | " in done.stdout
