@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from dlrm_sharded.checkpoint.logical import PART_BYTES
 from dlrm_sharded.plans.plan import Shard, ShardingPlan
 from dlrm_sharded.plans.task import REPLICA_GRADIENT_BYTES, ShardingTask
-from dlrm_sharded.training.copies import copied_bytes
 from dlrm_sharded.training.dense_memory import DenseMemory
 from dlrm_sharded.training.pipelines import PIPELINES
 from dlrm_sharded.training.rank_memory import RankMemory
@@ -110,14 +109,19 @@ def estimate_host_memory(
     of it is copied at a time.
     """
 
-    def estimate(shards: Sequence[Shard]) -> RankMemory:
-        copy = copied_bytes(shards, task.topology, dense_bytes=needs.dense_bytes)
+    def estimate(rank: int) -> RankMemory:
+        copy = _copied_bytes(_RankLoad.of(rank, plan, task), needs)
         return RankMemory(
             cached_batches=PINNED_BATCH_FACTOR * needs.cached_batch_bytes,
             checkpoint_copy=copy if needs.checkpoint_copy else min(copy, PART_BYTES),
         )
 
-    return tuple(map(estimate, plan.shards_by_rank()))
+    return tuple(map(estimate, range(plan.world_size)))
+
+
+def _copied_bytes(load: _RankLoad, needs: MemoryNeeds) -> int:
+    """Return the memory of a copy of a rank's part of the model."""
+    return load.weight_bytes + load.state_bytes + needs.dense_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,8 +222,8 @@ def _estimate(
         heap = HEAP_FACTOR * _vectors(measurement)
         heap += max(0, HEAP_FACTOR * _vectors(training) - free)
         slack = max(0, int(heap) - _vectors(peak)) + int((ID_HEAP_FACTOR - 1) * peak.ids)
-    copied = load.weight_bytes + load.state_bytes + needs.dense_bytes
     exchanges = task.topology.world_size > 1
+    copies = device == "cpu" and needs.checkpoint_copy
     return dataclasses.replace(
         peak,
         process=process_bytes,
@@ -233,7 +237,7 @@ def _estimate(
         nccl=NCCL_BYTES if device == "cuda" and exchanges else 0,
         slack=slack,
         cached_batches=needs.cached_batch_bytes if device == "cpu" else 0,
-        checkpoint_copy=copied if device == "cpu" and needs.checkpoint_copy else 0,
+        checkpoint_copy=_copied_bytes(load, needs) if copies else 0,
     )
 
 

@@ -185,8 +185,8 @@ def test_a_gpu_and_its_host_have_budgets_of_their_own():
     assert (without.checkpoint_copy, without.cached_batches) == (0, 0)
     (host,) = estimate_host_memory(plan, task, copying)
     assert host.cached_batches == 2 * 12_345
-    weights, states = (65_536, 131_072), (4096, 16_384)
-    assert host.checkpoint_copy == sum(weights + states) + 16_384
+    weights, states = (64_000, 128_000), (4000, 16_000)
+    assert host.checkpoint_copy == sum(weights + states) + NEEDS.dense_bytes
     assert host.needed == host.cached_batches + host.checkpoint_copy
 
 
