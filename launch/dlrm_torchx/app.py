@@ -24,9 +24,6 @@ THREADS_PER_RANK = 2
 CORES_PER_GPU = 8
 """Cores for the threads of a rank on a GPU: OpenMP, autograd, NCCL, and reading data."""
 
-DATA_MOUNT, RUNS_MOUNT = "/mnt/data", "/mnt/runs"
-"""Paths in containers of the mounts for data and runs."""
-
 RENDEZVOUS_PORTS = range(20_000, 32_000)
 """Ports below those that Linux uses for outgoing connections."""
 
@@ -134,27 +131,6 @@ def torchrun_app(
         mounts=list(mounts),
     )
     return AppDef(name=name, roles=[role])
-
-
-def storage_mounts(data: str, runs: str) -> list[BindMount | VolumeMount | DeviceMount]:
-    """Return the mounts of a container for data that must outlive it.
-
-    Args:
-        data, runs: an absolute path names a folder of the hosts, any other name a Kubernetes volume
-            claim or a Docker volume; empty for none.
-    """
-    return [
-        BindMount(src, target) if src.startswith("/") else VolumeMount(src, target)
-        for src, target in ((data, DATA_MOUNT), (runs, RUNS_MOUNT))
-        if src
-    ]
-
-
-def in_mounted_runs(overrides: Sequence[str]) -> list[str]:
-    """Return overrides that give a run the same folder in the mount in all its attempts."""
-    given = {override.partition("=")[0].lstrip("+") for override in overrides}
-    added = {"hydra.run.dir": f"{RUNS_MOUNT}/${{oc.env:TORCHELASTIC_RUN_ID}}", "resume": "auto"}
-    return [*overrides, *(f"{key}={value}" for key, value in added.items() if key not in given)]
 
 
 def torchrun_command(

@@ -11,7 +11,7 @@ from torchx.specs import AppDef, parse_mounts
 from dlrm_sharded.checkpoint.folder import FOLDER_KEY
 from dlrm_sharded.commands.hydra_app import compose_training
 from dlrm_sharded.commands.messages import ended_by_user_errors
-from dlrm_torchx.app import JobShape, in_mounted_runs, storage_mounts, torchrun_app
+from dlrm_torchx.app import JobShape, torchrun_app
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +32,6 @@ def train(
     image: str = "",
     rdzv_port: int = 0,
     mounts: Optional[List[str]] = None,  # noqa: UP006, UP045
-    data: str = "",
-    runs: str = "",
 ) -> AppDef:
     """Train one run under torchrun on all nodes.
 
@@ -50,28 +48,24 @@ def train(
         name: name of the job
         image: container to run in; empty for this environment, on this machine or a shared disk
         rdzv_port: port at which the ranks of several nodes meet; 0 for a random one
-        mounts: other mounts of the container, such as type=bind,src=/a,dst=/b
-        data: volume claim, or folder of the hosts, that containers see as /mnt/data
-        runs: volume claim, or folder of the hosts, for the folder of the run
+        mounts: mounts of the container, such as type=bind,src=/a,dst=/b
     """
     with ended_by_user_errors():
-        words = list(overrides)
         if m == TRAINING:
-            words = in_mounted_runs(words) if runs else words
-            compose_training(words)
-            if image and not runs and not mounts and not any(FOLDER_KEY in word for word in words):
+            compose_training(overrides)
+            if image and not mounts and not any(FOLDER_KEY in word for word in overrides):
                 log.warning(
-                    "results and checkpoints are lost when the container ends; give --runs, or "
-                    "%s=s3://BUCKET/RUN",
+                    "results and checkpoints are lost when the container ends; give --mounts for "
+                    "hydra.run.dir, or %s=s3://BUCKET/RUN",
                     FOLDER_KEY,
                 )
         return torchrun_app(
             m,
-            words,
+            overrides,
             JobShape(j, cpu, gpu, memMB, max_restarts, max_retries),
             name=name,
             image=image,
             env=env,
             rdzv_port=rdzv_port,
-            mounts=[*parse_mounts(mounts or []), *storage_mounts(data, runs)],
+            mounts=parse_mounts(mounts or []),
         )

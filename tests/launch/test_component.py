@@ -11,7 +11,7 @@ from torchx.specs import Role, macros
 from torchx.specs.finder import get_component
 
 from dlrm_sharded.files.errors import ConfigError
-from dlrm_torchx.app import JobShape, in_mounted_runs, torchrun_command
+from dlrm_torchx.app import JobShape, torchrun_command
 from tests import preloaded
 from tests.nvidia import install_nvidia_smi
 from tests.preloaded import ROOT
@@ -122,11 +122,12 @@ def test_slurm_request():
 
 @pytest.mark.slow
 def test_kubernetes_request():
-    """A volume claim for runs outlives the pods, and each attempt has the same folder in it."""
+    """A volume claim for runs outlives the pods."""
+    mounts = "type=bind,src=/datasets,dst=/mnt/data,type=volume,src=training-runs,dst=/mnt/runs"
     request = dryrun(
         *("kubernetes", "-cfg", "queue=training", COMPONENT, "-j", "2x8", "--image", "dlrm:1"),
         *("--memMB", "64000", "--rdzv_port", "29400"),
-        *("--data", "/datasets", "--runs", "training-runs", "sharder=dim"),
+        *("--mounts", mounts, "sharder=dim", "hydra.run.dir=/mnt/runs/mine", "resume=auto"),
     )
     for text, count in {
         "queue: training": 1,
@@ -142,16 +143,10 @@ def test_kubernetes_request():
         "mountPath: /mnt/runs": 2,
         "hostPath: path: /datasets": 2,
         "mountPath: /mnt/data": 2,
-        "resume=auto": 2,
-        "hydra.run.dir=/mnt/runs/${oc.env:TORCHELASTIC_RUN_ID}": 2,
+        "hydra.run.dir=/mnt/runs/mine resume=auto": 2,
     }.items():
         assert request.count(text) == count, text
     assert "${VC_TRAIN_0_HOSTS:=localhost}:29400" in request
-
-
-def test_a_folder_that_is_given_stays():
-    words = ["hydra.run.dir=/mnt/runs/mine", "resume=never"]
-    assert in_mounted_runs(words) == words
 
 
 @pytest.mark.slow
