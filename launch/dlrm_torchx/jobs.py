@@ -26,6 +26,9 @@ from dlrm_torchx.slurm_scheduler import slurm_log
 log = logging.getLogger(__name__)
 
 RECORD = "sweep.json"
+PATIENCE_S = 120.0
+"""Time for which an app may be unknown, or failed with retries left, before it counts as ended."""
+
 LOST_PEER = re.compile(r"peer|connection|broken pipe|remote process", re.IGNORECASE)
 """Words in the error of a rank that lost the connection to another rank."""
 
@@ -149,13 +152,8 @@ class SweepApp:
             if job.state is JobState.NOT_STARTED:
                 job.state = state
 
-    def poll(self, runner: Runner, *, patience_s: float) -> None:
-        """Ask the scheduler for the app's state, and record the jobs that ended.
-
-        Args:
-            patience_s: time for which an app may be unknown, or failed with retries left, before it
-                counts as ended.
-        """
+    def poll(self, runner: Runner) -> None:
+        """Ask the scheduler for the app's state, and record the jobs that ended."""
         self._take_ends()
         try:
             status = runner.status(self.handle)
@@ -174,7 +172,7 @@ class SweepApp:
         may_come_back = status is None or (
             status.state == AppState.FAILED and 0 < self.retries > status.num_restarts
         )
-        if may_come_back and now_s - self._gone_since_s < patience_s:
+        if may_come_back and now_s - self._gone_since_s < PATIENCE_S:
             return
         if status is None:  # the scheduler has forgotten the app: its files say how it ended
             state = AppState.SUCCEEDED if self.mailbox.has_return() else AppState.FAILED

@@ -31,8 +31,6 @@ class SweepOptions:
         max_parallel: number of jobs at a time; by default one on this machine, and all on a
             cluster.
         poll_s: seconds between requests to the scheduler.
-        patience_s: time after which a job counts as failed if it failed with retries left and is
-            not queued again, or if the scheduler does not know it.
         after: function that is called with the sweep's folder when all jobs have ended; its return
             value is logged. Applications can set it by the key `after_sweep`.
         rounds: number of rounds in which all combinations are measured again, on the same hosts and
@@ -57,7 +55,6 @@ class SweepOptions:
     mounts: Any = None
     max_parallel: int | None = None
     poll_s: float | None = None
-    patience_s: float = 120.0
     after: str | None = "${oc.select:after_sweep,null}"
     rounds: int | None = None
 
@@ -85,7 +82,6 @@ class SweepOptions:
                 check_count(f"hydra.launcher.{key}", count, least=1)
         if self.poll_s is not None:
             check_number("hydra.launcher.poll_s", self.poll_s, above=True)
-        check_number("hydra.launcher.patience_s", self.patience_s)
         if self.after is not None:
             try:
                 get_method(self.after)

@@ -137,7 +137,7 @@ class Sweep:
             for app in self._active():
                 before = [job.state for job in app.jobs]
                 active = app.active_jobs
-                app.poll(self.runner, patience_s=self.options.patience_s)
+                app.poll(self.runner)
                 for job in active:
                     if not job.state.is_active:
                         self._log_end(job)

@@ -13,7 +13,7 @@ from torchx.runner import Runner
 from torchx.specs import AppState, AppStatus
 
 from dlrm_torchx.compose import swept_overrides
-from dlrm_torchx.jobs import JobState, SweepApp, SweepJob
+from dlrm_torchx.jobs import PATIENCE_S, JobState, SweepApp, SweepJob
 from dlrm_torchx.mailbox import JobMailbox
 from dlrm_torchx.slurm_scheduler import TolerantSlurmScheduler, _app_state
 from dlrm_torchx.sweep import Sweep
@@ -22,7 +22,6 @@ pytestmark = pytest.mark.slow
 
 FORGOTTEN = "the scheduler says the job is unknown"
 LOST = "RuntimeError: [gloo] Connection closed by peer [127.0.0.1]:4711"
-PATIENCE_S = 120.0
 FAILED, PENDING, RUNNING = map(AppStatus, (AppState.FAILED, AppState.PENDING, AppState.RUNNING))
 
 
@@ -62,7 +61,7 @@ def after(
 
 def poll(app: SweepApp, status: AppStatus | None, *, at_s: float) -> None:
     with patch("dlrm_torchx.jobs.time.monotonic", lambda: at_s):
-        app.poll(cast(Runner, Scheduler(status)), patience_s=PATIENCE_S)
+        app.poll(cast(Runner, Scheduler(status)))
 
 
 @pytest.mark.parametrize(
