@@ -7,7 +7,6 @@ names of the measured stages here, by hooks that exist only while steps are prof
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -73,21 +72,16 @@ class StepProfiler(AbstractContextManager["StepProfiler"]):
 
     def __init__(self, model: nn.Module, steps: range, rank: Rank, folder: Path) -> None:
         self.steps = steps
-        self.spent_s = 0.0
-        """Time of the profiled steps, and of writing the trace."""
-        self.num_done = 0
         self._model = model
         self._rank = rank
         self._folder = folder
         self._running = ExitStack()
-        self._began_s = 0.0
 
     def __exit__(self, *error: object) -> None:
         self.stop()
 
     def start(self) -> None:
         """Start the profiler before its first step, and remove older traces of the run."""
-        self._began_s = time.perf_counter()
         if self._rank.is_zero:
             for old in self._folder.glob("rank*.json.gz"):
                 old.unlink()
@@ -105,9 +99,6 @@ class StepProfiler(AbstractContextManager["StepProfiler"]):
     def stop(self) -> None:
         """Write the trace after the last profiled step; later calls do nothing."""
         self._running.close()
-        if self._began_s and not self.num_done:
-            self.num_done = len(self.steps)
-            self.spent_s = time.perf_counter() - self._began_s
 
     def _write(self, profiled: profile) -> None:
         path = self._folder / f"rank{self._rank.rank}.json.gz"

@@ -100,10 +100,7 @@ class Trainer:
             )
         self._unread: deque[ClosedWindow] = deque()
         self._steady = SteadySteps(
-            start,
-            self._profiler,
-            num_warmup=config.warmup_steps(rank.device),
-            num_steps=self._num_steps,
+            start, num_warmup=config.warmup_steps(rank.device), num_steps=self._num_steps
         )
         self._loss = start.loss
         self._evaluation = start.evaluation
@@ -221,7 +218,7 @@ class Trainer:
         self._report(bar, num_unread=0)
         if window.num_steps:
             self._finite_losses(ClosedWindow(window, faults=self.train_stream.check.take(step)))
-        steady_s = self._steady.seconds(step)
+        steady_s = self._steady.seconds()
         return Progress(
             step=step,
             loss=self._loss,

@@ -25,14 +25,14 @@ from dlrm_sharded.training.step_choice import StepOptions
 class TrainingResult:
     """Outcome of a training run. Throughput covers all ranks and the steps after the warm-up.
 
-    Traced steps are left out of it.
+    Of these, `samples_per_s` and `samples_per_s_p10` leave out the traced ones.
 
     Args:
         options: how steps ran after the warm-up.
         step_ms: median time of a step, from which `samples_per_s` follows.
         samples_per_s_p10: throughput that nine tenths of the steps exceed.
-        samples_per_s_overall: throughput of the whole loop, with its stalls, logs and evaluations,
-            except the evaluation at the end.
+        samples_per_s_overall: throughput of the whole loop, with its stalls, logs, traces and
+            evaluations, except the evaluation at the end.
         peak_gib, reserved_gib: see `peak_memory_gib`.
         ids_out_of_range: number of ids beyond each table's rows, by its name, in all batches.
         best: the best evaluation, where evaluations were compared.
