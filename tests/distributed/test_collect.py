@@ -23,7 +23,7 @@ CALIBRATE = ("-m", "tests.distributed.small_calibration")
 def calibrate(
     folder: Path, *overrides: str, launcher: Sequence[str] = (), exit_code: int = 0
 ) -> preloaded.Ended:
-    """Measure for six seconds, which a busy machine needs for more than three plans."""
+    """Measure six plans, each of which counts as a second; a fit needs three."""
     words = (f"out={folder}/out", f"journal={folder}/store", "batch_sizes=[66,132]", "minutes=0.1")
     arguments = (*launcher, *CALIBRATE, *words, *overrides)
     return preloaded.run(*arguments, env=environment(), exit_code=exit_code)

@@ -61,7 +61,7 @@ class KillsRankZeroOnce(SyntheticDataset):
 class KillsItselfOnce(SyntheticDataset):
     """When the folder has such a file, unless it has a file `killed`."""
 
-    def __init__(self, *args: Any, folder: str, file: str, number: int, **options: Any) -> None:
+    def __init__(self, *args: Any, folder: str, file: str, number: int = 9, **options: Any) -> None:
         super().__init__(*args, **options)
         self._folder, self._file, self._number = Path(folder), file, number
 
@@ -71,13 +71,6 @@ class KillsItselfOnce(SyntheticDataset):
             killed.touch()
             os.kill(os.getpid(), self._number)
         return super().batch(*arguments, **options)
-
-
-def kills_itself_once(folder: Path, file: str, number: int = signal.SIGKILL) -> list[str]:
-    """The settings of such a dataset."""
-    options = {"folder": folder, "file": file, "number": int(number)}
-    target = "data._target_=tests.e2e.own_datasets.KillsItselfOnce"
-    return [target, *(f"+data.{key}={value}" for key, value in options.items())]
 
 
 class Slow(SyntheticDataset):
@@ -92,6 +85,6 @@ class Slow(SyntheticDataset):
         return super().batch(*arguments, **options)
 
 
-def slow(folder: Path) -> list[str]:
-    """The settings of such a dataset, with which a test can meet a training in its middle."""
-    return ["data._target_=tests.e2e.own_datasets.Slow", f"+data.folder={folder}"]
+def settings_of(dataset: type, **options: object) -> list[str]:
+    added = (f"+data.{key}={value}" for key, value in options.items())
+    return [f"data._target_={dataset.__module__}.{dataset.__name__}", *added]

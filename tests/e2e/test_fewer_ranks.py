@@ -8,7 +8,7 @@ import pytest
 
 from tests import preloaded
 from tests.conftest import SMALL_RUN
-from tests.e2e.own_datasets import slow
+from tests.e2e.own_datasets import Slow, settings_of
 from tests.e2e.runs import environment, result_of
 from tests.preloaded.ranks import free_port
 from tests.processes import wait_until
@@ -27,7 +27,7 @@ def test_a_lost_host(tmp_path):
         *("--rdzv-conf", "last_call_timeout=10,is_host={}"),
         *("-m", "dlrm_sharded.train", f"hydra.run.dir={run}", "sharder=dim", *SMALL_RUN),
         *("trainer.num_steps=200", "trainer.num_epochs=999", "trainer.checkpoint.every_steps=20"),
-        *slow(tmp_path),
+        *settings_of(Slow, folder=tmp_path),
     ]
     with (tmp_path / "log").open("w") as log:
         left, lost = (

@@ -7,7 +7,7 @@ import pytest
 from dlrm_sharded.plans.plan import read_plan
 from tests import preloaded
 from tests.conftest import SMALL_RUN
-from tests.e2e.own_datasets import kills_itself_once
+from tests.e2e.own_datasets import KillsItselfOnce, settings_of
 from tests.e2e.runs import LAUNCHERS, environment, result_of, train
 
 OWN_DATASETS = Path(__file__).parent
@@ -25,7 +25,8 @@ def test_a_killed_run_goes_on_under_another_plan(tmp_path):
 
     def run(name: str, *overrides: str, **options: int) -> str:
         folder = tmp_path / name
-        data = kills_itself_once(tmp_path, "run/checkpoints/step-*/manifest.json")
+        manifests = "run/checkpoints/step-*/manifest.json"
+        data = settings_of(KillsItselfOnce, folder=tmp_path, file=manifests)
         return train(folder, *SETTINGS, *data, *overrides, **options).stderr
 
     run("run", "sharder=dim", ranks=1, exit_code=1)

@@ -11,7 +11,7 @@ import pytest
 
 from tests import preloaded
 from tests.conftest import SMALL_RUN
-from tests.e2e.own_datasets import kills_itself_once
+from tests.e2e.own_datasets import KillsItselfOnce, settings_of
 from tests.e2e.runs import environment, events_of, result_of, train, train_alone
 
 pytestmark = pytest.mark.slow
@@ -33,6 +33,10 @@ def written_events(folder: Path) -> list[bytes]:
     return list(filter(None, (path.read_bytes() for path in folder.glob("events.out.tfevents.*"))))
 
 
+def stopping(folder: Path, file: str) -> list[str]:
+    return settings_of(KillsItselfOnce, folder=folder, file=file, number=int(signal.SIGSTOP))
+
+
 @pytest.fixture
 def living_run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator["subprocess.Popen[str]"]:
     """A run that has written its first checkpoint, or begun if it writes none, and waits."""
@@ -42,7 +46,7 @@ def living_run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator["subp
     job = preloaded.start(
         *("-m", "dlrm_sharded.train", f"hydra.run.dir={tmp_path}", *SMALL_RUN),
         *(*overrides, f"trainer.num_steps={NUM_STEPS}"),
-        *kills_itself_once(tmp_path, first, signal.SIGSTOP),
+        *stopping(tmp_path, first),
         env=environment(),
         stderr=subprocess.PIPE,
         own_process=True,
@@ -99,8 +103,7 @@ def test_a_run_that_was_killed_goes_on_at_once(living_run, tmp_path):
     living_run.kill()
     living_run.wait()
     (tmp_path / "checkpoints" / "step-0000009999").mkdir()
-    data = kills_itself_once(tmp_path, CHECKPOINTS, signal.SIGSTOP)
-    settings = ("resume=auto", f"trainer.num_steps={NUM_STEPS}", *data)
+    settings = ("resume=auto", f"trainer.num_steps={NUM_STEPS}", *stopping(tmp_path, CHECKPOINTS))
     done = train_alone(tmp_path, *SMALL_RUN, *settings)
     names = [path.name for path in (tmp_path / "checkpoints").iterdir()]
     assert sorted(names)[0] == "set-aside-step-0000009999"

@@ -7,7 +7,7 @@ import pytest
 
 from dlrm_sharded.runs.rounds import FILE_NAME, read_rounds
 from tests.conftest import SMALL_RUN
-from tests.e2e.own_datasets import slow
+from tests.e2e.own_datasets import Slow, settings_of
 from tests.e2e.runs import result_of
 from tests.launch.conftest import jobs_of, states_of
 from tests.processes import wait_until
@@ -29,8 +29,8 @@ def test_an_interrupted_sweep_in_rounds_goes_on(is_requeued, slurm, tmp_path):
     sweep_dir = tmp_path / "sweep"
     phase = "checkpoints/step-*" if is_requeued else FILE_NAME
     num_rounds, longer = (2, LONGER) if is_requeued else (4, [])
-    rounds = [f"hydra.launcher.rounds={num_rounds}", *ROUNDS, *longer, *slow(tmp_path)]
-    command = sweep(sweep_dir, *SMALL_RUN, *rounds)
+    words = [f"hydra.launcher.rounds={num_rounds}", *longer, *settings_of(Slow, folder=tmp_path)]
+    command = sweep(sweep_dir, *SMALL_RUN, *ROUNDS, *words)
     process = slurm.popen(command, cwd=tmp_path)
     wait_until(lambda: list(sweep_dir.glob(f"{RUNS[0]}/{phase}")), f"there is {phase}")
     results = {path: path.stat().st_mtime_ns for path in sweep_dir.glob("*/result.json")}

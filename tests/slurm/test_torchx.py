@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import SMALL_RUN
-from tests.e2e.own_datasets import slow
+from tests.e2e.own_datasets import Slow, settings_of
 from tests.e2e.runs import result_of
 from tests.launch.conftest import LISTENING, jobs_of, states_of
 from tests.preloaded import ROOT
@@ -168,7 +168,7 @@ def test_preempted(slurm, tmp_path):
     sweep_dir = tmp_path / "sweep"
     overrides = ["sharder=dim", "hydra.launcher.scheduler_args={partition: low}"]
     overrides += [f"trainer.num_steps={SLOW_STEPS}", "trainer.checkpoint.every_steps=20"]
-    overrides += [*SMALL_STEPS, *slow(tmp_path)]
+    overrides += [*SMALL_STEPS, *settings_of(Slow, folder=tmp_path)]
     process = slurm.popen(sweep(sweep_dir, *overrides), cwd=tmp_path)
     wait_until(lambda: list((sweep_dir / "dim_0").glob("checkpoints/step-*")), "the job trains")
     job_id = jobs_of(sweep_dir)[0]["app"].rpartition("/")[2]
