@@ -153,19 +153,6 @@ OF_TRAINING = (
 )
 """Keys whose values come from a `TrainingResult`."""
 
-NOT_TIMED = "no step after the warm-up (trainer.num_warmup_steps) was timed"
-"""Reason for an unknown throughput."""
-
-
-def why_unknown(config: Mapping[str, Any]) -> str:
-    """Return why a run with this config has no value of its objective."""
-    reason = NOT_TIMED
-    if config.get("dry_run"):
-        reason = "a dry run trains nothing"
-    elif config.get("objective") in ("auroc", "normalized_entropy"):
-        reason = "nothing was evaluated, or on samples of one class alone"
-    return f"no {config.get('objective')}: {reason}"
-
 
 def run_result(
     plan: ShardingPlan,

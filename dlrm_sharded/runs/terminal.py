@@ -10,7 +10,6 @@ from dlrm_sharded.explain.text import difference, rounding
 from dlrm_sharded.files.text_table import quantity
 from dlrm_sharded.plans.plan_cost import FWD_COMPUTE, STAGES, PlanCost
 from dlrm_sharded.plans.plan_report import PlanReport
-from dlrm_sharded.runs.result import NOT_TIMED
 
 if TYPE_CHECKING:  # loads torch
     from dlrm_sharded.training.training_result import TrainingResult
@@ -102,7 +101,7 @@ def closing_text(
 
 def _throughput(training: TrainingResult) -> str:
     if not math.isfinite(training.samples_per_s):
-        return f"unknown: {NOT_TIMED}"
+        return "unknown: no step after the warm-up (trainer.num_warmup_steps) was timed"
     return (
         f"{training.samples_per_s:,.0f} samples/s ({training.step_ms:.1f} ms a step; "
         f"slowest tenth {training.samples_per_s_p10:,.0f}, "

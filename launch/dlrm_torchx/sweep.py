@@ -31,7 +31,6 @@ from dlrm_sharded.files.text_table import quantity
 from dlrm_sharded.files.user_cache import journal_folder
 from dlrm_sharded.ranks.attempt import RESTARTS_VARIABLE
 from dlrm_sharded.ranks.gpus import visible_gpus
-from dlrm_sharded.runs.result import why_unknown
 from dlrm_torchx.app import RENDEZVOUS_PORTS, JobShape, torchrun_app
 from dlrm_torchx.jobs import RECORD, JobState, SweepApp, SweepJob, state_of
 from dlrm_torchx.mailbox import HydraCall, JobMailbox
@@ -263,8 +262,8 @@ class Sweep:
         result = "" if job.reason is None else f": {job.reason}"
         if job.returned is not None and isinstance(job.returned.return_value, int | float):
             value = job.returned.return_value
-            named = f"{job.config.get('objective') or 'returned'} {value:,.6g}"
-            result = f": {named if math.isfinite(value) else why_unknown(job.config)}"
+            shown = f"{value:,.6g}" if math.isfinite(value) else "unknown"
+            result = f": {job.config.get('objective') or 'returned'} {shown}"
         since = "its submission" if self.options.rounds is None else "the submission of all jobs"
         log.info("%s: %s %.1f s after %s%s", job.title, job.state, job.seconds, since, result)
 

@@ -22,7 +22,6 @@ from dlrm_sharded.runs.result import (
     RunResult,
     read_result,
     run_result,
-    why_unknown,
     write_result,
 )
 from dlrm_sharded.training.metrics import Evaluation
@@ -171,18 +170,6 @@ def test_metrics():
     assert {"versions", "steps", "seed", "world_size", "per_rank"}.isdisjoint(metrics)
     assert {"samples_per_s", "embedding_cost_ms", "loss", "auroc"} < set(OBJECTIVES) < set(METRICS)
     assert "predicted_ms" not in OBJECTIVES
-
-
-@pytest.mark.parametrize(
-    ("config", "reason"),
-    [
-        ({"objective": "samples_per_s"}, "no samples_per_s: no step after the warm-up"),
-        ({"objective": "auroc"}, "no auroc: nothing was evaluated, or"),
-        ({"objective": "samples_per_s", "dry_run": True}, "no samples_per_s: a dry run trains"),
-    ],
-)
-def test_an_unknown_objective_has_a_reason(config, reason):
-    assert why_unknown(config).startswith(reason)
 
 
 def test_what_is_not_finite_is_null(tmp_path):
