@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 
 from dlrm_sharded.commands.messages import readable_message
 from dlrm_sharded.files.errors import (
@@ -98,7 +99,9 @@ def exit_codes(*, all_ranks_alike: bool = False) -> Iterator[None]:
         end_despite_questions(code)
         rank, cause = rank_number(), error.__cause__
         if not isinstance(cause, RankError):
-            failed_rank = 0 if all_ranks_alike and not isinstance(error, OSError) else rank
+            # Hydra's error for an unknown option is an OSError, too.
+            is_of_rank = isinstance(error, OSError) and not isinstance(error, HydraException)
+            failed_rank = 0 if all_ranks_alike and not is_of_rank else rank
             cause = RankError(error, failed_rank=failed_rank, reporter=failed_rank)
         is_agreed, is_said = cause.on_all_ranks, rank == cause.reporter
         if code != RANK_EXIT_PREEMPTED:

@@ -222,6 +222,15 @@ def test_other_ranks_report_only_their_own(everywhere, printed, monkeypatch, cap
     assert capsys.readouterr().err == printed
 
 
+def test_rank_0_reports_an_unknown_option(monkeypatch, capsys):
+    for key, value in {"RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.setattr(exit_codes_module, "_end_together", lambda *_, **options: None)
+    with pytest.raises(SystemExit), exit_codes(all_ranks_alike=True):
+        composed_config("train", "sharder=nobody")
+    assert capsys.readouterr().err == ""
+
+
 @pytest.fixture
 def within_hydra() -> None:
     HydraConfig.instance().set_config(composed_config("train", return_hydra_config=True))
