@@ -23,7 +23,7 @@ from dlrm_sharded.datasets.id_check import IdFault
 from dlrm_sharded.files.errors import AGAINST_DIVERGENCE, DivergenceError
 from dlrm_sharded.files.progress_bar import ProgressBar
 from dlrm_sharded.model.dense_graph import release_graphs
-from dlrm_sharded.ranks.agreement import all_or_none, as_reported_by_rank_zero, on_rank_zero
+from dlrm_sharded.ranks.agreement import as_reported_by_rank_zero, on_rank_zero
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.ranks.machine_load import LoadWatch, MachineLoad
 from dlrm_sharded.training.checkpoints import Checkpoints
@@ -35,11 +35,7 @@ from dlrm_sharded.training.progress import Progress
 from dlrm_sharded.training.steady_steps import SteadySteps
 from dlrm_sharded.training.steps import Steps
 from dlrm_sharded.training.trainer_config import TrainerConfig
-from dlrm_sharded.training.training_result import (
-    TrainingResult,
-    check_dense_weights,
-    peak_memory_gib,
-)
+from dlrm_sharded.training.training_result import TrainingResult, peak_memory_gib
 from dlrm_sharded.training.window import ClosedWindow, Window
 
 log = logging.getLogger(__name__)
@@ -112,7 +108,7 @@ class Trainer:
 
         Raises:
             DataError: ids of a batch cannot be trained; all ranks raise it.
-            DivergenceError: a loss, a prediction or a weight was not finite; all ranks raise it.
+            DivergenceError: a loss, prediction or saved weight was not finite; all ranks raise it.
         """
         torch.backends.cuda.matmul.allow_tf32 = self.config.tf32
         self.model.train()
@@ -131,8 +127,6 @@ class Trainer:
                 stack.enter_context(self.checkpoints)
             stack.callback(self.rank.heartbeat.end)
             self._train(bar)
-        with all_or_none():
-            check_dense_weights(self.model, self._num_steps)
         return self._result(watch.conclude())
 
     def _train(self, bar: ProgressBar) -> None:

@@ -1,4 +1,4 @@
-"""Holds the result of a training run, and checks its last weights."""
+"""Holds the result of a training run, and finds its peak memory."""
 
 from __future__ import annotations
 
@@ -8,11 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-from dlrm_sharded.checkpoint.storage import num_not_finite
-from dlrm_sharded.files.errors import AGAINST_DIVERGENCE, DivergenceError
 from dlrm_sharded.plans.task import GIB
 from dlrm_sharded.ranks.distributed import Rank
 from dlrm_sharded.ranks.machine_load import MachineLoad
@@ -53,19 +49,6 @@ class TrainingResult:
     reserved_gib: float | None = None
     best: Best | None = None
     unsaved: str | None = None
-
-
-def check_dense_weights(model: nn.Module, num_steps: int) -> None:
-    """Raise DivergenceError if dense weights are not finite after the last step.
-
-    Without checkpoints and evaluations, nothing else reads them after that step.
-    """
-    for name, parameter in in_backward_optimizer_filter(model.named_parameters()):
-        if num_bad := num_not_finite(parameter):
-            raise DivergenceError(
-                f"{num_bad:,} of {parameter.numel():,} values of {name} are not finite after "
-                f"step {num_steps}; {AGAINST_DIVERGENCE}"
-            )
 
 
 def peak_memory_gib(rank: Rank) -> tuple[float, float | None]:
