@@ -188,7 +188,6 @@ def conclude(
             measured.cost,
             trained,
             folder.path,
-            on_cuda=on_cuda,
             host=folder.host,
             checkpoints_in=_checkpoints_in(prepared),
         ),

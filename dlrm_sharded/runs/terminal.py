@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dlrm_sharded.explain.text import difference, rounding
 from dlrm_sharded.files.text_table import quantity
-from dlrm_sharded.plans.plan_cost import FWD_COMPUTE, STAGES, PlanCost
+from dlrm_sharded.plans.plan_cost import STAGES, PlanCost
 from dlrm_sharded.plans.plan_report import PlanReport
 
 if TYPE_CHECKING:  # loads torch
@@ -18,9 +18,6 @@ CLOCK_ERROR = 0.15
 """Relative error of a single measurement, which no cost model can predict."""
 
 ADVICE = "`dlrm-calibrate` measures this hardware in 2 minutes, when nothing else runs on it"
-
-LAUNCH_BOUND_MS = 0.3
-"""Lookups on a GPU that take less than this mostly wait for Python to launch kernels."""
 
 
 def prediction_text(report: PlanReport, measured: PlanCost) -> tuple[str, bool]:
@@ -49,7 +46,6 @@ def closing_text(
     training: TrainingResult,
     run_dir: Path,
     *,
-    on_cuda: bool,
     host: str | None = None,
     checkpoints_in: str | None = None,
 ) -> str:
@@ -57,7 +53,6 @@ def closing_text(
 
     Args:
         cost: measured cost.
-        on_cuda: whether the ranks compute on GPUs.
         host: the host that has the folder, if others may lack it; None if all hosts see it.
         checkpoints_in: where the checkpoints are; None if there are none.
     """
@@ -75,11 +70,6 @@ def closing_text(
         f"  embedding cost   {cost.cost_ms:.2f} ms ({predicted}imbalance {cost.imbalance:.2f})",
         f"  critical path    {cost.critical_path_ms:.2f} ms ({stages})",
     ]
-    if on_cuda and cost.stage_max_ms(FWD_COMPUTE) < LAUNCH_BOUND_MS:
-        lines.append(
-            f"  lookups that take less than {LAUNCH_BOUND_MS} ms mostly launch kernels, so plans "
-            "hardly differ; use larger tables or a larger batch_size"
-        )
     lines += [
         f"  ids redistributed in {cost.input_dist_max_ms:.2f} ms",
         f"  throughput       {_throughput(training)}",
