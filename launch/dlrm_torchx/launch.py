@@ -18,7 +18,7 @@ from dlrm_sharded.files.text_table import quantity
 from dlrm_sharded.ranks.process import kept_signals
 from dlrm_sharded.runs.owner import claim
 from dlrm_torchx.compose import prepare
-from dlrm_torchx.jobs import JobState, SweepJob, recorded_jobs
+from dlrm_torchx.jobs import RECORD, JobState, SweepJob, recorded_jobs
 from dlrm_torchx.options import SweepOptions
 from dlrm_torchx.signals import STOPPING_SIGNALS, delayed_signals, raise_on_signals
 from dlrm_torchx.sweep import Sweep, short_path
@@ -105,18 +105,12 @@ def check_same_sweep(
     """Raise ConfigError unless the sweep in the folder had exactly these jobs."""
     here = [job.overrides for job in jobs]
     there = [record["overrides"] for record in records]
-    if here == there:
-        return
-    reason = f"it has {quantity(len(there), 'job')}, and these are {len(here)}"
-    for num, (this, that) in enumerate(zip(here, there, strict=False)):
-        if this != that:
-            mine, others = sorted({*this} - {*that}), sorted({*that} - {*this})
-            reason = f"its #{num} is {' '.join(others)!r}, and this one is {' '.join(mine)!r}"
-            break
-    raise ConfigError(
-        f"{sweep_dir} holds a sweep already, with its comparison; give another hydra.sweep.dir, "
-        f"or the overrides of that sweep to take it up ({reason})"
-    )
+    if here != there:
+        raise ConfigError(
+            f"{sweep_dir} holds a sweep already, with its comparison; give another "
+            f"hydra.sweep.dir, or the overrides of that sweep to take it up: {RECORD} has those of "
+            f"its {quantity(len(there), 'job')}"
+        )
 
 
 def returns(jobs: Sequence[SweepJob], sweep_dir: Path) -> list[JobReturn]:

@@ -146,7 +146,7 @@ def test_a_folder_with_a_sweep_is_left_alone(run_sweep, tmp_path):
     before = (tmp_path / "sweep" / "sweep.json").read_text()
     done = run_sweep("+do=raise", after, exit_code=1)
     assert "holds a sweep already, with its comparison; give another" in done.stderr
-    assert "its #0 is '+do=succeed" in done.stderr
+    assert "sweep.json has those of its 1 job" in done.stderr
     assert (tmp_path / "sweep" / "sweep.json").read_text() == before
 
 

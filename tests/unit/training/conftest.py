@@ -53,7 +53,6 @@ def train(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> Train:
     def run(
         events: Events,
         *,
-        model: nn.Module | None = None,
         checkpoints: Checkpoints | None = None,
         start: Progress | None = None,
         num_val_batches: int = 0,
@@ -69,7 +68,7 @@ def train(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> Train:
         )
         monkeypatch.setattr(steps_module, "CLASSES", {"base": lambda *args: events})
         return Trainer(
-            model or nn.Linear(1, 1),
+            nn.Linear(1, 1),
             optimizer=None,
             lr_scheduler=Mock(),
             train_stream=BatchStream(dataset, "train", bounds=bounds),
