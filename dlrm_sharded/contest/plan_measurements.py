@@ -101,8 +101,7 @@ def _measured(
     if fullest > MEMORY_SHARE * free:
         raise ConfigError(
             f"a rank has {fullest:,} B of tables, more than half of the {free:,} B that are free "
-            f"on this {rank.device.type}; measure smaller tasks, such as those of "
-            "task_set=measured"
+            f"on this {rank.device.type}; measure smaller tasks, such as those of task_set=measured"
         )
     torch.set_num_threads(1)
     optimizer = task.known_optimizer or OPTIMIZER

@@ -67,8 +67,7 @@ class ExchangePrecision:
         if set(value) != {"forward", "backward"}:
             raise ConfigError(
                 f"exchange_precision has the keys {sorted(map(str, value))}; it must have "
-                "forward and "
-                "backward"
+                "forward and backward"
             )
         return cls(value["forward"], value["backward"])
 

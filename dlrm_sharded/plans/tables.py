@@ -92,8 +92,7 @@ class Table:
         if self.features and len(set(self.features)) != self.num_features:
             raise ConfigError(
                 f"{where}: num_features is {self.num_features}; it must be the number of the "
-                "features "
-                f"{list(self.features)}, whose names must differ"
+                f"features {list(self.features)}, whose names must differ"
             )
         check_choice(f"{where}: precision", self.precision, TABLE_BYTES)
         if self.reuse_histogram is not None:

@@ -99,10 +99,7 @@ class Topology:
         for key in BANDWIDTHS:
             if (value := getattr(self, key)) is not None:
                 check_number(f"topology.{key}", value, least=MIN_BANDWIDTH, most=MAX_BANDWIDTH)
-        if self.compute_device not in list(MAX_SHARD_COLUMNS):  # it may not be hashable
-            raise ConfigError(
-                f"topology.compute_device is {self.compute_device!r}; it must be cpu or cuda"
-            )
+        check_choice("topology.compute_device", self.compute_device, MAX_SHARD_COLUMNS)
         if self.column_limit is not None:
             check_count("topology.column_limit", self.column_limit, least=COLUMN_MULTIPLE)
         if self.local_world_size is None:
@@ -306,9 +303,8 @@ class ShardingTask:
         for key, num_bytes in zip(OPTIMIZER_KEYS, memory_of(optimizer), strict=True):
             if (counted := getattr(self.topology, key)) != num_bytes:
                 raise ConfigError(
-                    f"the task's optimizer is {optimizer!r}, and topology.{key} is "
-                    f"{counted}; it must "
-                    f"be {num_bytes}; correct one of the two, or leave topology.{key} out"
+                    f"the task's optimizer is {optimizer!r}, and topology.{key} is {counted}; it "
+                    f"must be {num_bytes}; correct one of the two, or leave topology.{key} out"
                 )
         if reason := why_not_fused(optimizer, self.topology.compute_device):
             raise ConfigError(f"the task's optimizer is {reason}")

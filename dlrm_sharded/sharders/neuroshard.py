@@ -217,6 +217,5 @@ def _none_found(task: ShardingTask, num_nodes: int, max_splits: int) -> Infeasib
         f"{topology.table_bytes(largest):,} B and the widest {widest.name!r} with "
         f"{widest.embedding_dim:,} columns, on {topology.world_size} ranks of "
         f"{topology.rank_memory_text}, with {topology.max_shard_columns:,} columns of a shard at "
-        f"most; use sharder=search, or add ranks or memory "
-        f"({MEMORY_KEYS})"
+        f"most; use sharder=search, or add ranks or memory ({MEMORY_KEYS})"
     )

@@ -146,7 +146,7 @@ BAD = [
         ranks(intra_host_bytes_per_s="fast"),
         r"`int . float . null`, got `str` - at `\$.topology.intra_host_bytes_per_s`",
     ),
-    (ranks(compute_device="tpu"), r"compute_device is 'tpu'; it must be cpu or cuda - at `\$.topo"),
+    (ranks(compute_device="tpu"), r"compute_device is 'tpu'; known: cpu, cuda - at `\$.topo"),
     ({"optimizer": "adagrad"}, "optimizer is 'adagrad'; known: sgd, rowwise_adagrad, elementw"),
     ({"optimizer": ["sgd"]}, r"got `array` - at `\$.optimizer`"),
     ({"optimizer": "adam"}, "'adam', and topology.bytes_per_element is 4; it must be 12"),
