@@ -64,7 +64,7 @@ def ended(job: "subprocess.Popen[str]", exit_code: int) -> list[str]:
 
 
 def ranks_of(folder: Path) -> list[int]:
-    wait_until(lambda: all((folder / f"ready_{r}").exists() for r in (0, 1)), "ranks run", 200)
+    wait_until(lambda: all((folder / f"ready_{r}").exists() for r in (0, 1)), "ranks run")
     return [int((folder / f"pid_{rank}").read_text()) for rank in (0, 1)]
 
 

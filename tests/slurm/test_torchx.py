@@ -132,10 +132,10 @@ def test_stopping_a_sweep_cancels_its_jobs(slurm, tmp_path):
     process = slurm.popen(command, cwd=tmp_path)
     wait_until(lambda: (sweep_dir / "random_0" / "plan.json").exists(), "the first one trains")
     # Both are submitted at once; the second waits for the nodes' memory.
+    assert any("jobs wait in the queue (Resources)" in line for line in process.stdout)
     wait_until(lambda: states_of(sweep_dir) == ["running", "pending"], "one runs, one waits")
     process.send_signal(signal.SIGINT)
-    said = "".join(process.communicate())
-    assert "jobs wait in the queue (Resources)" in said
+    process.communicate()
     assert process.returncode == 130
     assert states_of(sweep_dir) == ["cancelled", "cancelled"]
     for job in jobs_of(sweep_dir):
