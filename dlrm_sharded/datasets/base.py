@@ -121,6 +121,7 @@ class BatchStream(Iterator[Batch]):
         )
         checked = self.check(batch, number)
         check_lengths(checked, self._ids_per_sample)
+        check_labels(checked)
         return checked
 
     def seek(self, num_batches: int) -> None:
@@ -183,6 +184,16 @@ def check_lengths(batch: Batch, ids_per_sample: Mapping[str, int] | None) -> Non
                 f"a batch of {num_samples:,} samples has {found:,} ids of feature {name!r}, and "
                 f"the dataset says that each sample has {ids_per_sample[name]:,}"
             )
+
+
+def check_labels(batch: Batch) -> None:
+    """Raise DataError if a label is not from 0 to 1: its loss would have no least value."""
+    low, high = (float(label) for label in batch.labels.aminmax())
+    if not 0 <= low <= high <= 1:
+        raise DataError(
+            f"a batch has labels from {low:g} to {high:g}, which must be 0 or 1; correct the data, "
+            "or convert it again if its blocks are damaged"
+        )
 
 
 def check_keys(batch: Batch, tables: Sequence[Table]) -> None:

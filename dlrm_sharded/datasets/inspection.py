@@ -29,7 +29,7 @@ MAX_LONGEST = 100
 SEPARATORS = (";", "\t", "|", ",")
 """Separators that may divide a text file into columns."""
 
-LABELS = {"0", "1", "0.0", "1.0", "False", "True"}
+LABELS = 0, 1, "0", "1", "0.0", "1.0"
 
 FEW_VALUES, SKEWED = 20, 20.0
 """Largest number of distinct integers for which a column holds ids, and smallest ratio of the
@@ -93,7 +93,8 @@ def inspect(
         )
     reports = [_report(frame[name]) for name in columns if name != label]
     labels = frame[label]
-    if others := sorted({str(label) for label in labels.drop_nulls().to_list()} - LABELS):
+    known = labels.drop_nulls().to_list()
+    if others := sorted({str(value) for value in known if value not in LABELS}):
         raise DataError(
             f"{paths[0]}: the label {label} is {others[0]} in some rows; it must be 0 or 1; give "
             "another label=COLUMN, or correct the files"

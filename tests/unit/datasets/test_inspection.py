@@ -158,7 +158,9 @@ def test_the_separator_of_a_text_is_asked_for(tmp_path: Path) -> None:
     assert proposed_schema(reports, ";").separator == ";"
 
 
-def test_labels_are_zero_and_one(tmp_path: Path) -> None:
-    pl.DataFrame({"y": [1, 2] * 9, "s": ["a", "b"] * 9}).write_parquet(tmp_path / "a.parquet")
-    with pytest.raises(DataError, match="the label y is 2 in some rows"):
+@pytest.mark.parametrize("other", [2, "True"])
+def test_labels_are_zero_and_one(tmp_path: Path, other: object) -> None:
+    labels = [type(other)(1), other] * 9
+    pl.DataFrame({"y": labels, "s": ["a", "b"] * 9}).write_parquet(tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=f"the label y is {other} in some rows"):
         inspect([tmp_path / "a.parquet"], label="y")

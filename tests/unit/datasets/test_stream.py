@@ -15,10 +15,11 @@ from dlrm_sharded.plans.tables import NUM_REUSE_BINS, Table
 
 
 class NumberedBatches:
-    """A dataset whose batches have the labels (index, rank, world_size)."""
+    """A dataset whose batches have the dense features (index, rank, world_size)."""
 
     batch_size = 12
-    num_dense = 1
+    num_dense = 3
+    label = 1.0
     tables: tuple[Table, ...] = ()
 
     def __init__(self, *, train: int = 7, val: int = 3) -> None:
@@ -31,14 +32,14 @@ class NumberedBatches:
         assert 0 <= index < self._num_batches[split]
         nothing = torch.zeros(0, dtype=torch.int64)
         return Batch(
-            torch.zeros(1, 1),
+            torch.tensor([[index, rank, world_size]]),
             KeyedJaggedTensor(["t"], nothing, lengths=torch.zeros(1, dtype=torch.int32)),
-            torch.tensor([index, rank, world_size]),
+            torch.tensor([self.label]),
         )
 
 
 def indices(batches: Iterable[Batch]) -> list[int]:
-    return [int(batch.labels[0]) for batch in batches]
+    return [int(batch.dense_features[0, 0]) for batch in batches]
 
 
 def epochs(stream: BatchStream, count: int) -> list[list[int]]:
@@ -70,7 +71,7 @@ def test_ranks_see_the_same_batches():
     ]
     for shares in zip(*streams, strict=True):
         assert len(set(indices(shares))) == 1
-        assert [share.labels[1:].tolist() for share in shares] == [[0, 3], [1, 3], [2, 3]]
+        assert [share.dense_features[0, 1:].tolist() for share in shares] == [[0, 3], [1, 3], [2, 3]]
 
 
 @pytest.mark.parametrize("seed", [None, 5], ids=["in_order", "shuffled"])
@@ -151,3 +152,12 @@ def test_a_sample_with_other_ids_than_its_dataset_says_ends_the_run(bounds):
     message = "of 1 samples has 0 ids of feature 't', and the dataset says that each sample has 3"
     with pytest.raises(DataError, match=message):
         next(stream)
+
+
+@pytest.mark.parametrize("label", [-1.0, 77.0, float("nan")])
+def test_a_label_that_is_no_probability_ends_the_run(label):
+    """Its loss has no least value, so a run would go on with ever lower ones."""
+    dataset = NumberedBatches()
+    dataset.label = label
+    with pytest.raises(DataError, match=f"labels from {label:g} to .* which must be 0 or 1"):
+        next(BatchStream(dataset, "train"))
