@@ -108,7 +108,8 @@ def summarize(runs: Sequence[Run], problems: Sequence[str] = ()) -> Comparison:
     table = run_table(runs, {folder: {} for folder in rounds})
     rankings = _rankings(table, runs, rounds)
     found = summary_table(run_table(runs, means)).to_dicts()
-    of_group = [rankings.get(tuple(map(fields.get, CONDITIONS)), NO_RANKING) for fields in found]
+    groups = [tuple(map(fields.get, CONDITIONS)) for fields in found]
+    of_group = [rankings.get(group, NO_RANKING) for group in groups]
     rows = [
         Row(
             label=fields["label"],
@@ -119,9 +120,10 @@ def summarize(runs: Sequence[Run], problems: Sequence[str] = ()) -> Comparison:
         for fields, conditions, ranking in zip(found, _conditions(found), of_group, strict=True)
     ]
     rows.sort(key=_order)
+    named = {group: _named(of) for group, of in zip(groups, _conditions(found), strict=True)}
     conclusions = [
-        f"{setting}: {text}" if len(rankings) > 1 else text
-        for (setting, *_), ranking in rankings.items()
+        f"{named[group]}: {text}" if len(rankings) > 1 else text
+        for group, ranking in rankings.items()
         for text in filter(None, (ranking.conclusion(), ranking.relation()))
     ]
     return Comparison(table=table, rows=rows, conclusions=conclusions, problems=problems)
@@ -204,6 +206,13 @@ def _rankings(
             measurements.setdefault(tuple(conditions), []).extend(rows)
     rankings = {key: rank(rows, baseline=BASELINE) for key, rows in measurements.items()}
     return {key: ranking for key, ranking in rankings.items() if ranking.ratios}
+
+
+def _named(conditions: Mapping[str, str]) -> str:
+    parts = [
+        value if title == "setting" else f"{title} {value}" for title, value in conditions.items()
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def _order(row: Row) -> tuple[object, ...]:

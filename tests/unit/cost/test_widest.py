@@ -14,8 +14,6 @@ from tests.unit.synthetic import USED_ONCE, tables_of
 
 GPU = DEVICE_WORK["cuda"]
 COLUMNS = WidestShard(np.ones((2, 2))).columns
-ID_MS = 0.02
-"""Time of a thousand ids with a warp each on the synthetic GPU."""
 
 
 def workload(*shards: tuple[int, float]) -> Workload:

@@ -293,8 +293,6 @@ def with_fields(**fields: object) -> Damage:
 
 
 LIST = {"name": "x", "num_embeddings": 9, "is_list": True}
-SINGLE = {"name": "y", "num_embeddings": 9}
-ONE_HOT_PART = {"folder": FIRST, "num_rows": 99, "file_bytes": dict.fromkeys(FILES[:3], 1)}
 DAMAGES: dict[str, tuple[Damage, str]] = {
     **{f"{name} truncated": (cut(name), f"{name} should have .* has 130 B") for name in FILES},
     "a file missing": (lambda f: (f / FIRST / "values.npy").unlink(), "has 0 B.*convert again"),

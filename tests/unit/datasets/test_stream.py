@@ -71,7 +71,8 @@ def test_ranks_see_the_same_batches():
     ]
     for shares in zip(*streams, strict=True):
         assert len(set(indices(shares))) == 1
-        assert [share.dense_features[0, 1:].tolist() for share in shares] == [[0, 3], [1, 3], [2, 3]]
+        places = [share.dense_features[0, 1:].tolist() for share in shares]
+        assert places == [[0, 3], [1, 3], [2, 3]]
 
 
 @pytest.mark.parametrize("seed", [None, 5], ids=["in_order", "shuffled"])

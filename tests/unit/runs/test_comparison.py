@@ -307,11 +307,15 @@ def test_each_setting_has_its_ranking(tmp_path):
 
 
 def test_runs_with_and_without_rounds_are_not_averaged(tmp_path):
-    comparison = summarize([in_rounds(tmp_path, "dim", [100.0] * 6), ran(samples_per_s=50.0)])
+    runs = [in_rounds(tmp_path, "dim", [100.0] * 6), ran(samples_per_s=50.0)]
+    comparison = summarize(runs)
     spreads = {
         row.conditions["measured in"]: row.spread("samples_per_s") for row in comparison.rows
     }
     assert spreads == {"rounds": (100.0, 0.0, 1), "training": (50.0, 0.0, 1)}
+    comparison = summarize([*runs, *(dataclasses.replace(run, sharder="size") for run in runs)])
+    starts = [text.partition(":")[0] for text in comparison.conclusions]
+    assert sorted(starts) == ["measured in rounds", "measured in training"]
 
 
 def test_runs_apart_are_paired_by_seed_and_say_what_was_unequal():
