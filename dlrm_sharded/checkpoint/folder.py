@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import logging
 import os
@@ -60,7 +61,7 @@ def make_partial(final: Location, *, run: str) -> None:
     """Make the empty folder in which a checkpoint is written, and remove leftovers.
 
     Raises:
-        OSError: the disk refuses it.
+        OSError: the disk refuses it, or has a checkpoint of another run there.
     """
     remove_partial(final.parent.parent)
     partial = partial_path(final)
@@ -71,6 +72,8 @@ def make_partial(final: Location, *, run: str) -> None:
             delete(partial)
         else:
             set_aside(partial)
+            if is_checkpoint(partial):
+                raise FileExistsError(errno.EEXIST, "another run has it", str(partial))
 
 
 def publish(final: Location, *, run: str) -> None:

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from dlrm_sharded.checkpoint.folder import checkpoints, set_aside
+from dlrm_sharded.checkpoint.folder import checkpoints, make_partial, set_aside
 from dlrm_sharded.checkpoint.manifest import FILE_NAME, check_parts, read_manifest
 from dlrm_sharded.checkpoint.restore import load_whole
 from dlrm_sharded.checkpoint.saver import Saver
@@ -55,8 +56,13 @@ def test_a_run_writes_a_step_again(home, rank):
     check_parts(read_manifest(checkpoints(home)[0]))
 
 
-def test_another_run_of_the_same_step_is_set_aside(home, rank):
+def test_another_run_of_the_same_step_is_set_aside(home, rank, monkeypatch):
+    """A user may have no right to rename it; then it stays."""
     write(home, rank, 2, run="another")
+    with monkeypatch.context() as patched:
+        patched.setattr(RemotePath, "rename", Mock(side_effect=PermissionError(1, "no right")))
+        with pytest.raises(FileExistsError, match="another run has it"):
+            make_partial(home / "checkpoints" / "step-0000000002", run="the run")
     write(home, rank, 2)
     folder = home / "checkpoints"
     assert {*folder.entries()} == {"step-0000000002", "set-aside-step-0000000002"}

@@ -292,7 +292,6 @@ def with_fields(**fields: object) -> Damage:
     return damage
 
 
-LIST = {"name": "x", "num_embeddings": 9, "is_list": True}
 DAMAGES: dict[str, tuple[Damage, str]] = {
     **{f"{name} truncated": (cut(name), f"{name} should have .* has 130 B") for name in FILES},
     "a file missing": (lambda f: (f / FIRST / "values.npy").unlink(), "has 0 B.*convert again"),
