@@ -53,7 +53,8 @@ def quiet_without_reader() -> Iterator[None]:
         try:
             yield
         finally:
-            sys.stdout.flush()  # an error at the interpreter's exit could not be caught
+            if sys.stdout is not None:  # as after `>&-`
+                sys.stdout.flush()  # an error at the interpreter's exit could not be caught
     except BrokenPipeError:
         output = select.poll()
         output.register(1, 0)

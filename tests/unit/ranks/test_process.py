@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dlrm_sharded.ranks.process import forget_peak_memory
+from dlrm_sharded.ranks.process import forget_peak_memory, quiet_without_reader
 
 CHILD = """
 import os, time
@@ -52,3 +52,9 @@ def test_forgets_the_peak():
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     forget_peak_memory()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before - size / 2**11
+
+
+def test_a_command_may_have_no_standard_output(monkeypatch):
+    monkeypatch.setattr("sys.stdout", None)
+    with quiet_without_reader():
+        pass
