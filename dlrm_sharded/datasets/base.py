@@ -41,7 +41,7 @@ class Dataset(Protocol):
 
         Returns:
             dense_features [b, num_dense] fp32, sparse_features with the features as keys, in the
-            same order in every batch, and labels [b] fp32, where b = batch_size / world_size.
+            same order in every batch, and labels [b] fp32 from 0 to 1; b = batch_size / world_size.
         """
 
 
