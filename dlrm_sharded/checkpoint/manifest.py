@@ -16,6 +16,7 @@ from msgspec import Meta
 from safetensors import SafetensorError, safe_open
 
 from dlrm_sharded.files.errors import CheckpointError, DamagedCheckpointError
+from dlrm_sharded.files.json_files import read_file
 from dlrm_sharded.files.json_forms import read_form
 from dlrm_sharded.files.limited import Count
 from dlrm_sharded.files.remote_files import Location, local_file, seen_in_time, sizes_of
@@ -165,7 +166,7 @@ def read_manifest(folder: Location) -> Manifest:
     """
     try:
         path = folder / FILE_NAME
-        text = path.read_bytes()
+        text = read_file(path) if isinstance(path, Path) else path.read_bytes()
     except OSError as error:
         kind = DamagedCheckpointError if isinstance(error, MISSING) else CheckpointError
         raise kind(f"{folder} is not a checkpoint: {FILE_NAME}: {error.strerror}") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import stat
@@ -29,7 +30,7 @@ def read_json_object(path: str | Path, *, noun: str) -> dict[str, Any]:
     check_path(f"the path of the {noun} file", path)
     try:
         # Windows editors put a byte order mark before UTF-8.
-        text = Path(path).read_bytes().decode("utf-8-sig")
+        text = read_file(path).decode("utf-8-sig")
         fields = json.loads(text, object_pairs_hook=_without_repetition)
     except OSError as error:
         raise ConfigError(f"cannot read the {noun} file {path}: {error.strerror}") from error
@@ -38,6 +39,17 @@ def read_json_object(path: str | Path, *, noun: str) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise ConfigError(f"the {noun} file {path} holds a {type(fields).__name__}, not an object")
     return fields
+
+
+def read_file(path: str | Path) -> bytes:
+    """Return the content of a file, or of a pipe that a shell has opened, as in `task=<(command)`.
+
+    Raises:
+        OSError: it is another pipe, which could wait forever, or a device, which may have no end.
+    """
+    if is_stream(path) and not os.path.realpath(path).startswith("/proc/"):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return Path(path).read_bytes()
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

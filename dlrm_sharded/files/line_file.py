@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from filelock import FileLock, Timeout
 
 from dlrm_sharded.files.errors import ConfigError, DataError, shortened
-from dlrm_sharded.files.json_files import replace_file
+from dlrm_sharded.files.json_files import read_file, replace_file
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class LineFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(self.path.with_suffix(".lock"), timeout=LOCK_S):
                 if self.path.exists() and self.path.stat().st_size > MAX_FILE_BYTES:
-                    lines = self.path.read_bytes().splitlines(keepends=True)
+                    lines = read_file(self.path).splitlines(keepends=True)
                     replace_file(self.path, b"".join(lines[len(lines) // 2 :]))
                 self.append(fields)
         except (OSError, Timeout, ValueError) as error:
@@ -106,7 +106,7 @@ class LineFile:
             most: largest number of lines to return; None for all.
         """
         try:
-            lines = self.path.read_bytes().splitlines()
+            lines = read_file(self.path).splitlines()
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except OSError as error:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from dlrm_sharded.files.errors import ConfigError, LostFolderError
+from dlrm_sharded.files.json_files import read_file
 from dlrm_sharded.files.remote_files import Location
 from dlrm_sharded.ranks.attempt import is_restart
 
@@ -62,7 +63,7 @@ class RunOwner:
         if not self._path.exists():
             with suppress(ConfigError):  # another process was faster
                 self._file = self._locked_file()
-        found = self._path.read_bytes()
+        found = read_file(self._path)
         if found != self._claim:
             raise LostFolderError(
                 f"{self._folder} was taken over by {_name(found)}, because this process gave no "
@@ -75,7 +76,7 @@ class RunOwner:
         _held.pop(self._folder, None)
         self._ended.set()
         with suppress(OSError, ValueError):  # then the end of the process releases it
-            if self._path.read_bytes() == self._claim:
+            if read_file(self._path) == self._claim:
                 self._file.truncate(0)
         self._file.close()
 
@@ -93,7 +94,7 @@ class RunOwner:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:  # another process has the lock, or there are none on this disk
             is_locked = False if isinstance(error, BlockingIOError) else None
-        found = self._path.read_bytes()
+        found = read_file(self._path)
         knows_locks = is_locked and found.endswith(_boot())
         if is_locked is False or (found and not knows_locks and self._gives_sign(found)):
             file.close()

@@ -2,11 +2,17 @@
 
 import math
 import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
-from dlrm_sharded.files.errors import ConfigError
+from dlrm_sharded.checkpoint.manifest import read_manifest
+from dlrm_sharded.files.errors import ConfigError, UserError
 from dlrm_sharded.files.json_files import read_json_object, replace_file, write_json
+from dlrm_sharded.files.line_file import LineFile
+from dlrm_sharded.runs import owner
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -16,6 +22,23 @@ def test_what_json_does_not_have_is_not_written(value, tmp_path):
         write_json(tmp_path / "a.json", {"a": [value]})
     assert read_json_object(tmp_path / "a.json", noun="test") == {"a": 1.0}
     assert len(list(tmp_path.iterdir())) == 1
+
+
+READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "an object": ("run.json", lambda path: read_json_object(path, noun="run")),
+    "a checkpoint": ("manifest.json", lambda path: read_manifest(path.parent)),
+    "lines": ("cases.jsonl", lambda path: LineFile(path, "case").latest(dict)),
+    "a claim": (".owner", lambda path: owner.claim(path.parent).release()),
+}
+
+
+@pytest.mark.usefixtures("ends_in_time")
+@pytest.mark.parametrize(("name", "read"), READERS.values(), ids=READERS)
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_at(name, read, tmp_path, monkeypatch):
+    monkeypatch.setattr(owner, "SILENCE_S", 0.2)
+    os.mkfifo(tmp_path / name)
+    with suppress(UserError, OSError):
+        read(tmp_path / name)
 
 
 def test_a_pipe_that_a_shell_has_opened_is_read():
