@@ -57,7 +57,7 @@ class CostProvenance:
 
     @property
     def is_extrapolated(self) -> bool:
-        """Whether it is the provenance of a prediction outside the fitted range."""
+        """Return whether a prediction with it is outside the fitted range."""
         return any(reason.startswith(EXTRAPOLATED) for reason in self.reasons)
 
     def extrapolated(self, beyond: Sequence[str]) -> CostProvenance:
