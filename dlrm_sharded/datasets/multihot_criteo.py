@@ -134,6 +134,13 @@ class MultiHotCriteo:
     @functools.cached_property
     def _days(self) -> list[Arrays]:
         days = [_map_day(self._folder / f"day_{number}") for number in range(self._num_days)]
+        for number, day in enumerate(days):
+            widths, of_first = ([ids.shape[1] for ids in each[2:]] for each in (day, days[0]))
+            if widths != of_first:
+                raise DataError(
+                    f"day_{number} has {widths} ids a sample by feature, day_0 {of_first}; "
+                    f"{MAKE_AGAIN}"
+                )
         num_train = sum(len(day[0]) for day in days[:-1])
         if num_train < self.batch_size:
             raise ConfigError(

@@ -131,6 +131,7 @@ def compress(folder: Path) -> None:
         (compress, rf"{NPZ} cannot be read: it is compressed.*numpy.savez"),
         (rewrite(lambda a: {k: a[k] for k in a if k != "25"}), rf"{NPZ} cannot be read.*25.npy"),
         (rewrite(lambda a: a | {"3": a["3"][:-1]}), rf"{NPZ} has \[17, 2\] int32 .* \[18, 2\]"),
+        (rewrite(lambda a: a | {"3": a["3"][:, :1]}), r"day_1 has \[.*\] ids a sample .* day_0 \["),
         (rewrite(lambda a: a | {"3": a["3"].astype(np.int64)}), r"has \[18, 2\] int64 .* int32"),
         (rewrite(lambda a: a | {"3": a["3"][:, 0]}), r"shape \[18\], which is no matrix"),
         (rewrite(lambda a: a[:, :12], "day_0_dense.npy"), r"has \[31, 12\] .* \[31, 13\] float32"),
